@@ -97,8 +97,9 @@ def optimize(
         groups that run here.
     memory_cap_bytes
         Live bytes at any node. Text is read as by ``--memory-cap``: ``"none"``, ``"floor"``,
-        ``"60GiB"``. ``None`` is the memory of the cost model's device, and no cap where the model
-        is one of the user's own.
+        ``"60GiB"``. ``None`` is the memory of the cost model's device, less what it holds beside
+        the graph with an optimizer of AdamW's size, and no cap where the model is one of the
+        user's own.
     bucket_cap_bytes, max_topo_span, max_prefetch, in_flight_cap_bytes, max_compute_move
         As in :class:`apsched.Caps`; ``None`` is no limit. Compute moves only where it has something
         to hide; without ``caps``, by at most 200 places where ``max_compute_move`` is left out.

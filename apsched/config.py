@@ -1,7 +1,10 @@
-"""What the user may limit and choose; frozen, checked on construction."""
+"""What the user may limit and choose; frozen, checked on construction. The form of an option of the
+command line (:mod:`apsched.options_table` lists them).
+"""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from apsched.errors import InputError
@@ -10,6 +13,12 @@ DEFAULT_COMPUTE_MOVE = 200
 """Default for the places by which compute may move: two layers of LLaMA; larger values did not
 help.
 """
+
+
+OPTIMIZERS = ("adamw", "adamw-bf16", "sgd", "none")
+DEFAULT_OPTIMIZER = "adamw"
+DEFAULT_RESERVE = 0.05
+"""Share of a device's memory kept free for fragmentation: an assumption, not measured on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,3 +169,75 @@ def with_keywords(record: Record, name: str, keywords: Mapping[str, Any]) -> Rec
                 f"{keyword}: expected it once, found it in {name} and as a keyword; leave one out"
             )
     return replace(record, **stated)
+
+
+class Unit(StrEnum):
+    """The kind of value of an option."""
+
+    TEXT = "text"
+    COUNT = "count"
+    BYTES = "bytes"
+    MEMORY_CAP = "memory cap"
+    SHARE = "share"
+    NUMBER = "number"
+    SWITCH = "switch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option on all its surfaces."""
+
+    name: str
+    """Of the setting, of the axis of a study, and, with dashes, of the flag."""
+    group: str
+    """Heading of the help, under which a command takes all or none."""
+    unit: Unit
+    help: str
+    metavar: str = ""
+    """Empty for a switch."""
+    parse: Callable[[str, str], Any] | None = None
+    """``(text, label)`` -> value; ``None``: the text is the value."""
+    default: Any = None
+    """Value where nothing is stated."""
+    field: str = ""
+    """Of the record that carries it, where that is not ``name``."""
+    typed: str = ""
+    """The name on the command line, where that is not ``name``."""
+    several: bool = False
+    """May be given again."""
+    setting: bool = False
+    """``apsched.backend`` has it, under the same name."""
+    axis: bool = True
+    """``apsched study --vary`` has it."""
+
+    @property
+    def flag(self) -> str:
+        """As typed: ``--memory-cap``."""
+        return f"--{(self.typed or self.name).replace('_', '-')}"
+
+    @property
+    def field_name(self) -> str:
+        """Of the record that carries it: ``memory_cap_bytes``."""
+        return self.field or self.name
+
+    def read(self, stated: Any, label: str = "") -> Any:
+        """Return the value of what is stated, a text or a value; ``InputError`` names ``label``,
+        or the flag.
+        """
+        if isinstance(stated, list):  # each time that it was given
+            return tuple(self.read(one, label) for one in stated)
+        if isinstance(stated, str) and self.parse is not None:
+            return self.parse(stated, label or self.flag)
+        return stated
+
+
+def one_of(*words: str) -> Callable[[str, str], str]:
+    """Return a parser that takes one of ``words``, and no other."""
+
+    def parse(text: str, label: str) -> str:
+        if text not in words:
+            expected = f"{', '.join(words[:-1])} or {words[-1]}"
+            raise InputError(f"{label}: expected {expected}; found {text!r}")
+        return text
+
+    return parse

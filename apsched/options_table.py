@@ -5,20 +5,22 @@ explanations read it. Texts of plans and contention are parsed by those who know
 (:mod:`apsched.problem`).
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from apsched.config import (
     DEFAULT_COMPUTE_MOVE,
     DEFAULT_MEASURE,
     DEFAULT_NOISE,
+    DEFAULT_OPTIMIZER,
+    DEFAULT_RESERVE,
+    OPTIMIZERS,
     MilpOptions,
+    Option,
     SolveOptions,
+    Unit,
+    one_of,
 )
-from apsched.errors import InputError
 from apsched.quantities import (
     parse_count,
     parse_group_ranks,
@@ -33,79 +35,8 @@ from apsched.quantities import (
 )
 from apsched.unpack import DEFAULT_LIMIT_BYTES, LIMIT_VARIABLE
 
-
-class Unit(StrEnum):
-    """The kind of value of an option."""
-
-    TEXT = "text"
-    COUNT = "count"
-    BYTES = "bytes"
-    MEMORY_CAP = "memory cap"
-    SHARE = "share"
-    NUMBER = "number"
-    SWITCH = "switch"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One option on all its surfaces."""
-
-    name: str
-    """Of the setting, of the axis of a study, and, with dashes, of the flag."""
-    group: str
-    """Heading of the help, under which a command takes all or none."""
-    unit: Unit
-    help: str
-    metavar: str = ""
-    """Empty for a switch."""
-    parse: Callable[[str, str], Any] | None = None
-    """``(text, label)`` -> value; ``None``: the text is the value."""
-    default: Any = None
-    """Value where nothing is stated."""
-    field: str = ""
-    """Of the record that carries it, where that is not ``name``."""
-    typed: str = ""
-    """The name on the command line, where that is not ``name``."""
-    several: bool = False
-    """May be given again."""
-    setting: bool = False
-    """``apsched.backend`` has it, under the same name."""
-    axis: bool = True
-    """``apsched study --vary`` has it."""
-
-    @property
-    def flag(self) -> str:
-        """As typed: ``--memory-cap``."""
-        return f"--{(self.typed or self.name).replace('_', '-')}"
-
-    @property
-    def field_name(self) -> str:
-        """Of the record that carries it: ``memory_cap_bytes``."""
-        return self.field or self.name
-
-    def read(self, stated: Any, label: str = "") -> Any:
-        """Return the value of what is stated, a text or a value; ``InputError`` names ``label``,
-        or the flag.
-        """
-        if isinstance(stated, list):  # each time that it was given
-            return tuple(self.read(one, label) for one in stated)
-        if isinstance(stated, str) and self.parse is not None:
-            return self.parse(stated, label or self.flag)
-        return stated
-
-
 _SEARCH, _MILP = SolveOptions(), MilpOptions()
 _AT_LEAST_ONE = partial(parse_count, least=1)
-
-
-def _one_of(*words: str) -> Callable[[str, str], str]:
-    def parse(text: str, label: str) -> str:
-        if text not in words:
-            expected = f"{', '.join(words[:-1])} or {words[-1]}"
-            raise InputError(f"{label}: expected {expected}; found {text!r}")
-        return text
-
-    return parse
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -160,7 +91,7 @@ OPTIONS: tuple[Option, ...] = (
         group="source",
         unit=Unit.TEXT,
         metavar="WHICH",
-        parse=_one_of("forward", "backward", "both"),
+        parse=one_of("forward", "backward", "both"),
         default="both",
         help="forward, backward or both (default: both)",
     ),
@@ -260,8 +191,35 @@ OPTIONS: tuple[Option, ...] = (
         parse=parse_memory_cap,
         setting=True,
         help=(
-            "bytes, 60GiB, none, floor (the least feasible) or floor+2GiB (default: the device's"
-            " memory)"
+            "bytes of the graph: 60GiB, none, floor (the least feasible) or floor+2GiB (default:"
+            " the device's memory less what it holds beside the graph)"
+        ),
+    ),
+    Option(
+        name="optimizer",
+        group="device memory",
+        unit=Unit.TEXT,
+        metavar="NAME",
+        parse=one_of(*OPTIMIZERS),
+        default=DEFAULT_OPTIMIZER,
+        setting=True,
+        help=(
+            "optimizer whose state is on the device: adamw (two moments of each parameter's dtype),"
+            " adamw-bf16 (two of bf16), sgd (with momentum: one) or none (default:"
+            f" {DEFAULT_OPTIMIZER})"
+        ),
+    ),
+    Option(
+        name="reserve",
+        group="device memory",
+        unit=Unit.SHARE,
+        metavar="SHARE",
+        parse=parse_share,
+        default=DEFAULT_RESERVE,
+        setting=True,
+        help=(
+            "share of the device's memory that fragmentation may take (default:"
+            f" {100 * DEFAULT_RESERVE:g}%, an assumption)"
         ),
     ),
     Option(

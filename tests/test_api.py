@@ -56,9 +56,11 @@ def test_the_result_is_at_hand(gm: torch.fx.GraphModule) -> None:
         result.best.step_time_ticks <= b.step_time_ticks for b in result.answer.baselines if b.fits
     )
     assert result.bound_us <= (result.step_time_us or 0.0)
-    assert result.caps.memory_cap_bytes == load_cluster("h100").device.memory_bytes, (
-        "without a stated cap, the device's memory"
+    assert result.account is not None
+    assert result.caps.memory_cap_bytes == result.account.left_bytes, (
+        "without a stated cap, the device's memory less what it holds beside the graph"
     )
+    assert 0 < result.account.left_bytes < load_cluster("h100").device.memory_bytes
     assert [node.name for node in gm.graph.nodes] == before
     assert "apsched_result" not in gm.meta
     fast.graph.lint()

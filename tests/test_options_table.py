@@ -9,7 +9,7 @@ from apsched.artifacts.stated_options import backend_arguments
 from apsched.cli.options import direction, source_request
 from apsched.cli.parser import build_parser
 from apsched.compiler.settings import Settings
-from apsched.config import Caps, SolveOptions
+from apsched.config import Caps, SolveOptions, Unit
 from apsched.errors import InputError
 from apsched.options_table import (
     BY_NAME,
@@ -17,7 +17,6 @@ from apsched.options_table import (
     FLAG_OF_CAP,
     OPTIONS,
     SETTINGS,
-    Unit,
     in_group,
 )
 from apsched.pipeline.sources import SourceRequest

@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from apsched.options_table import BY_NAME, SETTINGS, Option, Unit, in_group
+from apsched.config import Option, Unit
+from apsched.options_table import BY_NAME, SETTINGS, in_group
 
 APPLY_FLAGS = tuple(
     flag

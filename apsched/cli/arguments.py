@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn, TextIO
 
+from apsched.config import Option, Unit
 from apsched.errors import InputError
-from apsched.options_table import BY_NAME, Option, Unit, in_group
+from apsched.options_table import BY_NAME, in_group
 
 SOURCE_HELP = (
     "a preset (`apsched models`), hf:CONFIG.json, package.module:function, a file or directory that"

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apsched.config import Caps, MilpOptions, ScenarioOptions, SolveOptions, scenario_options
+from apsched.config import Caps, MilpOptions, ScenarioOptions, SolveOptions, Unit, scenario_options
 from apsched.errors import InputError
-from apsched.options_table import BY_NAME, CAPS, Unit, in_group
+from apsched.options_table import BY_NAME, CAPS, in_group
 
 if TYPE_CHECKING:
     from apsched.pipeline.cost_choice import CostChoice
@@ -78,6 +78,8 @@ def solve_request(args: argparse.Namespace) -> "SolveRequest":
             max_compute_move=_compute_move(args, milp),
         ),
         memory_cap=stated(args, "memory_cap"),
+        optimizer=stated(args, "optimizer"),
+        reserve=stated(args, "reserve"),
         options=SolveOptions(
             **{option.field_name: stated(args, option.name) for option in in_group("search")}
         ),

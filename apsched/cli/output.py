@@ -44,6 +44,7 @@ def refuse_infeasible(
     """Raise ``InfeasibleError`` where a graph has no schedule, with the caps, the least values
     that fit and the nodes that need them.
     """
+    from apsched.report.answer.account import memory_hint
     from apsched.report.explanation import explain_infeasible
     from apsched.report.summary import report_json
     from apsched.report.table import print_json
@@ -53,4 +54,4 @@ def refuse_infeasible(
         return
     if as_json:
         print_json(stdout, **report_json(source, cluster, results))
-    raise InfeasibleError("; ".join(explain_infeasible(result) for result in without))
+    raise InfeasibleError("; ".join([*memory_hint(results), *map(explain_infeasible, without)]))

@@ -105,7 +105,7 @@ def ask_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
             for one in after
             for live in chains(
                 (one,),
-                MemoryAxis(caps=(cap_then(cap, what_if, one.graph.device_memory_bytes),)),
+                MemoryAxis(caps=(cap_then(cap, what_if, one.memory_bytes),)),
                 store,
                 full=False,
             )

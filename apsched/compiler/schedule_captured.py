@@ -21,7 +21,7 @@ from apsched.costs.measured_model import MeasuredCostModel
 from apsched.errors import InfeasibleError, InputError
 from apsched.fx.collectives import ranks_of_groups
 from apsched.kinds import CollectiveKind
-from apsched.pipeline.load import LoadedGraph, loaded_graph
+from apsched.pipeline.load import LoadedGraph, beside_each_other, loaded_graph
 from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph, under_plan
 from apsched.pipeline.steps import check_round_trip, rewrite, with_round_trip
 from apsched.problem.contention_spec import as_asked
@@ -123,6 +123,7 @@ def priced(
         progress=progress,
     )
     known = graph.dag.graph["group_ranks"]
+    (graph,) = beside_each_other((graph,), cluster)
     problem = as_asked(graph.problem, settings.contention, cluster, known)
     if request.memory_cap is None and cluster is None:
         request = replace(request, memory_cap=MemoryCap())

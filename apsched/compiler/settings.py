@@ -26,16 +26,19 @@ from apsched.compiler.ranks.job import DEFAULT_DEADLINE_S, running_job
 from apsched.compiler.ranks.replayed import schedule_files
 from apsched.config import (
     DEFAULT_COMPUTE_MOVE,
+    DEFAULT_OPTIMIZER,
+    DEFAULT_RESERVE,
     Caps,
     ScenarioOptions,
     SolveOptions,
+    Unit,
     scenario_options,
 )
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.model import CostModel
 from apsched.errors import InputError
-from apsched.options_table import BY_NAME, CAPS, SETTINGS, Unit
+from apsched.options_table import BY_NAME, CAPS, SETTINGS
 from apsched.pipeline.solve_graph import SolveRequest
 from apsched.problem.contention import Contention
 from apsched.problem.contention_spec import parse_contention
@@ -64,8 +67,13 @@ class Settings:
     """Prices of the user's own, in place of a cluster."""
     memory_cap: int | str | None = None
     """Live bytes at any node: also ``"none"``, ``"floor"``, ``"floor+2GiB"``. ``None``: the memory
-    of the device that costs stand for.
+    of the device that costs stand for, less what it holds beside the graph.
     """
+    optimizer: str = DEFAULT_OPTIMIZER
+    """Whose state the device holds: ``adamw``, ``adamw-bf16``, ``sgd`` (with momentum), ``none``.
+    """
+    reserve: float | str = DEFAULT_RESERVE
+    """Share of the device's memory kept free for fragmentation, also as text: ``"5%"``."""
     bucket_cap: int | str | None = None
     max_topo_span: int | None = None
     max_prefetch: int | None = None
@@ -205,6 +213,8 @@ class Settings:
         return SolveRequest(
             caps=self.caps,
             memory_cap=self.stated_memory_cap,
+            optimizer=self._read("optimizer"),
+            reserve=self._read("reserve"),
             options=self.solve_options,
             plan=as_plan(self.plan),
             bitwise=self.bitwise,

@@ -15,6 +15,8 @@ from apsched.graph.reprice import repriced
 from apsched.names import direction_named
 from apsched.pipeline.assumptions import check_hints
 from apsched.pipeline.cost_choice import CostChoice, ReadCosts, cluster_named, read_costs
+from apsched.pipeline.device_memory import BesideGraph, beside_graphs
+from apsched.pipeline.rate import StepRate, step_rate
 from apsched.pipeline.sources import OpenedSource, SourceKind, SourceRequest, classify, opened
 from apsched.problem.build import build_problem
 from apsched.problem.contention_spec import contended
@@ -36,6 +38,8 @@ class LoadedGraph:
     problem: Problem
     device_memory_bytes: int | None
     """Memory of the device that the costs stand for; ``None`` where unknown."""
+    beside: BesideGraph | None = None
+    """What that device holds beside the graph; ``None`` where unknown."""
     captured: "CapturedGraph | None" = None
     """The FX graph; ``None`` where the source was a graph file."""
     cost_model: "CostModel | None" = None
@@ -56,6 +60,8 @@ class LoadedSource:
     notes: tuple[str, ...] = ()
     """What the user should know about the costs."""
     saved_bytes: "SavedBytes | None" = None
+    rate: StepRate | None = None
+    """Tokens and operations of the step, as far as they are known."""
 
 
 @contextmanager
@@ -92,7 +98,9 @@ def loaded_at(
         wanted = _in_direction(names, direction, request.source)
         source = replace(source, capture=_with_hints(source.capture, request))
         exported = [
-            _export_capture(source, wanted, chosen, capture_seconds, progress, fused=costs.fused)
+            _export_capture(
+                source, request, wanted, chosen, capture_seconds, progress, fused=costs.fused
+            )
             for costs, chosen in zip(choices, read, strict=True)
         ]
         sizes = (s for one in exported for g in one.graphs for s in g.dag.graph["assumed"].sizes)
@@ -146,6 +154,7 @@ def loaded_graph(
 
 def _export_capture(
     source: OpenedSource,
+    request: SourceRequest,
     wanted: tuple[str, ...],
     costs: ReadCosts,
     capture_seconds: float,
@@ -190,9 +199,10 @@ def _export_capture(
         label=source.label,
         slug=source.slug,
         cluster=cluster.name,
-        graphs=graphs,
+        graphs=beside_each_other(graphs, cluster),
         notes=notes,
         saved_bytes=capture.saved_bytes,
+        rate=step_rate(request, capture.graphs, cluster.device),
     )
 
 
@@ -263,7 +273,24 @@ def _from_graph_files(
         for dag in dags
         if dag.graph["name"] in wanted
     )
-    return LoadedSource(label=source.label, slug=source.slug, cluster=name, graphs=graphs)
+    return LoadedSource(
+        label=source.label,
+        slug=source.slug,
+        cluster=name,
+        graphs=beside_each_other(graphs, cluster),
+    )
+
+
+def beside_each_other(
+    graphs: tuple[LoadedGraph, ...], cluster: Cluster | None
+) -> tuple[LoadedGraph, ...]:
+    """Return ``graphs``, those of one training step, with what the device holds beside each;
+    unchanged where the cluster is not known.
+    """
+    if cluster is None:
+        return graphs
+    beside = beside_graphs([graph.dag for graph in graphs], cluster)
+    return tuple(replace(graph, beside=one) for graph, one in zip(graphs, beside, strict=True))
 
 
 def _in_direction(names: tuple[str, ...], direction: str, source: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from apsched.config import Caps
 from apsched.pipeline.assumptions import Assumptions
+from apsched.pipeline.device_memory import MemoryAccount
 from apsched.problem.problem import Problem
 from apsched.schedule.analysis.critical_path import CriticalPath, critical_path
 from apsched.schedule.analysis.metrics import Metrics, metrics_of
@@ -58,6 +59,8 @@ class Result:
     """
     assumptions: Assumptions | None = None
     """What stands for sizes that depend on data; ``None`` where there are none."""
+    account: MemoryAccount | None = None
+    """What the device holds beside the graph; ``None`` where no device is known."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Wall time of the stages that ran."""
     others: tuple[Score, ...] = ()

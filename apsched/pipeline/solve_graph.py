@@ -13,17 +13,25 @@ from functools import partial
 
 import networkx as nx
 
-from apsched.config import Caps, MilpOptions, ScenarioOptions, SolveOptions
+from apsched.config import (
+    DEFAULT_OPTIMIZER,
+    DEFAULT_RESERVE,
+    Caps,
+    MilpOptions,
+    ScenarioOptions,
+    SolveOptions,
+)
 from apsched.errors import InputError
 from apsched.graph.cost_shares import cost_shares
 from apsched.pipeline.assumptions import assumptions_of
+from apsched.pipeline.device_memory import MemoryAccount
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import BitwisePrice, Result, result_of
 from apsched.problem.plan.apply import check_matches, restricted
 from apsched.problem.plan.bitwise import BITWISE_RULE
 from apsched.problem.plan.rules import Plan
 from apsched.problem.problem import Problem
-from apsched.problem.second_group import with_second_groups
+from apsched.problem.second_group import second_groups, with_second_groups
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.schedule.result import SolveResult
@@ -43,7 +51,11 @@ class SolveRequest:
     caps: Caps = field(default_factory=Caps)
     """All caps but that on memory, which may depend on the graph."""
     memory_cap: MemoryCap | None = None
-    """``None``: the memory of the device."""
+    """``None``: the memory of the device, less what it holds beside the graph."""
+    optimizer: str = DEFAULT_OPTIMIZER
+    """Whose state the device holds, of :data:`apsched.config.OPTIMIZERS`."""
+    reserve: float = DEFAULT_RESERVE
+    """Share of the device's memory kept free for fragmentation."""
     options: SolveOptions = field(default_factory=SolveOptions)
     plan: Plan = field(default_factory=Plan)
     bitwise: bool = False
@@ -81,7 +93,7 @@ def under_plan(graphs: Sequence[LoadedGraph], request: SolveRequest) -> tuple[Lo
 
 def resolve_caps(graph: LoadedGraph, request: SolveRequest, progress: Progress) -> Caps:
     """Return the caps of ``request`` for ``graph``: the memory cap in bytes, as stated, above the
-    least feasible, or (unstated) the device's memory.
+    least feasible, or (unstated) the device's memory less its account (:func:`account_of`).
     """
     memory_cap = request.memory_cap
     if memory_cap is None:
@@ -90,8 +102,24 @@ def resolve_caps(graph: LoadedGraph, request: SolveRequest, progress: Progress) 
                 f"the memory of cluster {graph.dag.graph['cluster']!r} is not known here; "
                 "state --memory-cap (bytes, none, floor or floor+2GiB)"
             )
-        memory_cap = MemoryCap(size_bytes=graph.device_memory_bytes)
+        account = account_of(graph, request)
+        memory_cap = MemoryCap(
+            size_bytes=graph.device_memory_bytes if account is None else account.left_bytes
+        )
     return caps_of_problem(graph.problem, replace(request, memory_cap=memory_cap), progress)
+
+
+def account_of(graph: LoadedGraph, request: SolveRequest) -> MemoryAccount | None:
+    """Return the account of the device's memory for ``graph``; ``None`` where it is not known."""
+    if graph.beside is None:
+        return None
+    second = with_second_groups(graph.problem) if request.second_group else None
+    return MemoryAccount(
+        beside=graph.beside,
+        optimizer=request.optimizer,
+        reserve=request.reserve,
+        more_communicators=0 if second is None else len(second_groups(second)),
+    )
 
 
 def caps_of_problem(problem: Problem, request: SolveRequest, progress: Progress) -> Caps:
@@ -136,6 +164,7 @@ def solve_graph(
     return replace(
         with_shares(result, graph.dag),
         cluster=graph.dag.graph["cluster"],
+        account=account_of(graph, request),
         seconds={**graph.seconds, **result.seconds, "write_back": 0.0},
     )
 

@@ -7,11 +7,14 @@ from typing import Any, TextIO
 
 from apsched.names import first_name
 from apsched.pipeline.assumptions import assumed_json
+from apsched.pipeline.rate import StepRate
 from apsched.pipeline.result import Result
 from apsched.problem.contention import contention_json
 from apsched.problem.plan.rules import digest
 from apsched.problem.second_group import second_groups
 from apsched.quantities import show_bytes, show_us
+from apsched.report.answer.account import account_json, account_table
+from apsched.report.answer.first import first_lines
 from apsched.report.assumed_sizes import assumed_text
 from apsched.report.binding import binds_line, path_json
 from apsched.report.robustness import robustness_json, robustness_line, robustness_table
@@ -21,6 +24,8 @@ from apsched.schedule.analysis.moved_compute import furthest_move, moved_compute
 from apsched.schedule.result import Infeasibility, Score
 from apsched.units import ticks_to_us
 
+_FULL_WIDTH = 100
+"""Columns that the table takes; on narrower terminals the exposed time is left out."""
 _STAGES = ("capture", "export", "solve", "write_back")
 
 
@@ -73,6 +78,8 @@ def graph_json(result: Result) -> dict[str, Any]:
         },
         "seconds": {stage: round(result.seconds.get(stage, 0.0), 3) for stage in _STAGES},
     }
+    if result.account is not None:
+        report["device_memory"] = account_json(result.account)
     if (contention := result.problem.contention) is not None:
         report["contention"] = contention_json(contention)
     if result.robustness is not None:
@@ -151,17 +158,23 @@ def print_table(
     """Print every schedule of every graph beside the bound; ``rows`` in place of the baselines and
     the solution.
     """
+    out = console(stream)
+    narrow = out.width < _FULL_WIDTH
     figures = (
-        *("step time ms", "above bound", "exposed ms", "peak memory", "collectives"),
+        *("step time ms", "above bound", "exposed ms", "peak memory"),
+        "launches" if narrow else "collectives",
         *(["ratio to apsched"] if ratio else []),
     )
-    table = plain_table("graph", "schedule", *figures, "fits", right=figures)
+    names = ("graph", "schedule")  # never cut: two schedules would look alike
+    columns = [*names, *figures, "fits"]
+    left_out = columns.index("exposed ms") if narrow else len(columns)
+    shown_columns = _without(columns, left_out)
+    table = plain_table(*shown_columns, right=figures, no_wrap=(*names, "peak memory"))
     for k, result in enumerate(results):
         shown = rows[k] if rows is not None else _all_rows(result)
         for first, scored in enumerate(shown):
-            table.add_row(
-                *_cells(result, scored, name=result.problem.name if first == 0 else "", ratio=ratio)
-            )
+            name = result.problem.name if first == 0 else ""
+            table.add_row(*_without(_cells(result, scored, name=name, ratio=ratio), left_out))
         bound = [
             "",
             "bound",
@@ -171,17 +184,20 @@ def print_table(
             show_bytes(result.answer.floor_bound_bytes),
             "",
         ]
-        table.add_row(
-            *bound, *([""] if ratio else []), "", style="dim", end_section=k + 1 < len(results)
-        )
-    console(stream).print(table)
+        cells = _without([*bound, *([""] if ratio else []), ""], left_out)
+        table.add_row(*cells, style="dim", end_section=k + 1 < len(results))
+    out.print(table)
     if robust := [
         (result.problem.name, result.robustness)
         for result in results
         if result.robustness is not None
     ]:
-        console(stream).print()
-        console(stream).print(robustness_table(robust))
+        out.print()
+        out.print(robustness_table(robust))
+
+
+def _without(cells: list[str], place: int) -> list[str]:
+    return [*cells[:place], *cells[place + 1 :]]
 
 
 def _all_rows(result: Result) -> tuple[Score, ...]:
@@ -323,16 +339,23 @@ def print_solved(
     notes: Sequence[str],
     stdout: TextIO,
     *,
+    rate: StepRate | None,
     metrics: bool,
     rewritten: bool,
 ) -> None:
-    """Print the table, what was found (with ``metrics`` by direction, group and kind, too), and
-    where the files went.
+    """Print the summary of the step, then the account of the device's memory, the table, what was
+    found (with ``metrics`` by direction, group and kind, too), and where the files went.
 
-    ``rewritten``: the source had FX graphs.
+    ``rate``: tokens and operations of the step; ``rewritten``: the source had FX graphs.
     """
-    print_table(results, stdout)
     out = console(stdout)
+    for line in first_lines(results, rate):
+        out.print(line, markup=False)
+    out.print()
+    if (account := account_table(results)) is not None:
+        out.print(account)
+        out.print()
+    print_table(results, stdout)
     out.print()
     for result in results:
         for line in (*summary_lines(result), *(metrics_lines(result) if metrics else ())):

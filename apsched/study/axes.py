@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from apsched.config import Unit
 from apsched.errors import InputError
-from apsched.options_table import OPTIONS, Unit
+from apsched.options_table import OPTIONS
 from apsched.quantities import MemoryCap, parse_count, parse_memory_cap, parse_number
 
 

@@ -14,6 +14,7 @@ from apsched.costs.clusters.cluster import Cluster
 from apsched.graph.graph_file import from_bytes, to_bytes
 from apsched.kinds import NodeKind
 from apsched.pipeline.cost_choice import CostChoice, cluster_named, read_costs
+from apsched.pipeline.device_memory import BesideGraph, MemoryAccount, beside_graphs
 from apsched.pipeline.load import LoadedSource, loaded_at
 from apsched.pipeline.sources import SourceKind, SourceRequest, classify, graph_file_set
 from apsched.problem.build import build_problem
@@ -30,6 +31,18 @@ class Prepared:
 
     setting: Setting
     graph: GraphRow
+    beside: BesideGraph | None = None
+    """What the device holds beside the graph; ``None`` where it is not known."""
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory of the device that is left for the graph; ``None`` where it is not known."""
+        if self.beside is None:
+            return self.graph.device_memory_bytes
+        search = self.setting.search
+        return MemoryAccount(
+            beside=self.beside, optimizer=search.optimizer, reserve=search.reserve
+        ).left_bytes
 
 
 def prepare(settings: Sequence[Setting], store: Store, progress: Progress) -> tuple[Prepared, ...]:
@@ -64,8 +77,20 @@ def prepare(settings: Sequence[Setting], store: Store, progress: Progress) -> tu
                 [build_problem(from_bytes(store.graph_content(row))) for row in rows],
                 setting.search.plan,
             )
-        prepared += [Prepared(setting=setting, graph=row) for row in rows]
+        prepared += _beside_each_other(rows, setting, store)
     return tuple(prepared)
+
+
+def _beside_each_other(rows: Sequence[GraphRow], setting: Setting, store: Store) -> list[Prepared]:
+    """Return the graphs of one setting with what the device holds beside each."""
+    cluster = cluster_of(rows[0], setting) if rows else None
+    if cluster is None:
+        return [Prepared(setting=setting, graph=row) for row in rows]
+    found = beside_graphs([from_bytes(store.graph_content(row)) for row in rows], cluster)
+    return [
+        Prepared(setting=setting, graph=row, beside=beside)
+        for row, beside in zip(rows, found, strict=True)
+    ]
 
 
 def _capture_id(setting: Setting) -> str | None:

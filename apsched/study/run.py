@@ -210,6 +210,7 @@ def _asked(live: OpenChain) -> Question:
         graph=live.store.graph_content(graph),
         request=setting.search,
         device_memory_bytes=graph.device_memory_bytes,
+        beside=live.prepared.beside,
         contention=setting.costs.contention,
         cluster=(
             cluster_of(graph, setting) if setting.costs.contention != ContentionChoice() else None

@@ -68,6 +68,8 @@ class Setting:
             "bitwise": search.bitwise,
             "contention": str(self.costs.contention),
             **asdict(search.options),
+            "optimizer": search.optimizer,
+            "reserve": search.reserve,
             **({"second_group": True} if search.second_group else {}),
             **(_scenarios(search.scenarios) if search.scenarios is not None else {}),
         }

@@ -12,6 +12,7 @@ import networkx as nx
 from apsched.artifacts.schedule_file import bind_schedule, dump_schedule, parse_schedule
 from apsched.costs.clusters.cluster import Cluster
 from apsched.graph.graph_file import from_bytes
+from apsched.pipeline.device_memory import BesideGraph
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph
@@ -41,6 +42,8 @@ class Question:
     """Content of the graph file."""
     request: SolveRequest
     device_memory_bytes: int | None
+    beside: BesideGraph | None
+    """What the device holds beside the graph; ``None`` where it is not known."""
     contention: ContentionChoice
     cluster: Cluster | None
     """Says how strong the contention is that is asked for; ``None`` where nothing has to be
@@ -158,7 +161,12 @@ def _loaded(
 
 def _graph(asked: Question) -> LoadedGraph:
     dag, problem = _loaded(asked.graph, asked.request, asked.contention, asked.cluster)
-    return LoadedGraph(dag=dag, problem=problem, device_memory_bytes=asked.device_memory_bytes)
+    return LoadedGraph(
+        dag=dag,
+        problem=problem,
+        device_memory_bytes=asked.device_memory_bytes,
+        beside=asked.beside,
+    )
 
 
 @lru_cache(maxsize=2)

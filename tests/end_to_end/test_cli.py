@@ -34,6 +34,7 @@ GRAPH_KEYS = {
     "floor_memory_bytes",
     "floor_bound_bytes",
     "memory_cap_bytes",
+    "device_memory",
     "num_launches",
     "launches_bound",
     "launches_gap",

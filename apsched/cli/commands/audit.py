@@ -22,7 +22,7 @@ def add_parser(verbs: Any) -> None:
     add_source(parser)
     add_groups(parser, "costs")
     add_json(parser)
-    add_groups(parser, "caps", "search", "compute", "contention")
+    add_groups(parser, "caps", "device memory", "search", "compute", "contention")
     text = (
         "score this schedule file instead of the order as captured; any author; once for each graph"
     )

@@ -20,7 +20,8 @@ def add_parser(verbs: Any) -> None:
     add_source(parser)
     add_groups(parser, "costs")
     add_json(parser)
-    add_groups(parser, "caps", "search", "compute", "contention", "scenarios", "plan", "buckets")
+    add_groups(parser, "caps", "device memory", "search", "compute")
+    add_groups(parser, "contention", "scenarios", "plan", "buckets")
     add_groups(parser, "process groups")
     add_inductor(parser, default=True)
 

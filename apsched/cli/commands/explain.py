@@ -22,7 +22,7 @@ def add_parser(verbs: Any) -> None:
     add_source(parser)
     add_groups(parser, "costs")
     add_json(parser)
-    add_groups(parser, "caps", "search", "compute", "contention", "plan")
+    add_groups(parser, "caps", "device memory", "search", "compute", "contention", "plan")
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:

@@ -33,7 +33,8 @@ def add_parser(verbs: Any) -> None:
     add_source(parser)
     add_groups(parser, "costs")
     add_json(parser)
-    add_groups(parser, "caps", "search", "compute", "contention", "scenarios", "plan", "buckets")
+    add_groups(parser, "caps", "device memory", "search", "compute")
+    add_groups(parser, "contention", "scenarios", "plan", "buckets")
     add_groups(parser, "whole step", "process groups")
     add_inductor(parser, default=False)
     add_groups(parser, "second opinion")
@@ -107,7 +108,13 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             print_kept(step, stdout)
         rewritten = all(graph.captured is not None for graph in graphs)
         print_solved(
-            results, written, source.notes, stdout, metrics=args.metrics, rewritten=rewritten
+            results,
+            written,
+            source.notes,
+            stdout,
+            rate=source.rate,
+            metrics=args.metrics,
+            rewritten=rewritten,
         )
     if lost or unwritten:
         wrong = [*map(str, lost), *([unwritten] if unwritten else [])]

@@ -28,7 +28,9 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument("source", metavar="SOURCE", nargs="+", help=text)
     add_groups(parser, "source", "costs")
     add_json(parser)
-    add_groups(parser, "caps", "search", "compute", "plan", "contention", "scenarios")
+    add_groups(
+        parser, "caps", "device memory", "search", "compute", "plan", "contention", "scenarios"
+    )
     add_groups(parser, "process groups")
     grid = parser.add_argument_group("study")
     text = (

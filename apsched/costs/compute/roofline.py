@@ -108,7 +108,7 @@ class Roofline:
             efficiency = attention_efficiency(device, name)
         else:
             efficiency = product_efficiency(device, arguments, result, grouped=is_grouped(name))
-        return flops / (_peak_tflops(device, dtype, allow_tf32=self.allow_tf32) * 1e6 * efficiency)
+        return flops / (peak_tflops(device, dtype, allow_tf32=self.allow_tf32) * 1e6 * efficiency)
 
     def _launch_us(self, node: torch.fx.Node, name: str) -> float:
         if not name.endswith(_CLONING):
@@ -134,7 +134,8 @@ def _shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:
     return known[1]
 
 
-def _peak_tflops(device: Device, dtype: torch.dtype, *, allow_tf32: bool) -> float:
+def peak_tflops(device: Device, dtype: torch.dtype, *, allow_tf32: bool) -> float:
+    """Return the dense peak of ``device`` for products of ``dtype``, in TFLOP/s."""
     peak = device.peak_tflops
     if dtype == torch.bfloat16:
         return peak.bf16

@@ -1,0 +1,165 @@
+"""What a device holds beside a graph, line by line: the memory that no schedule can use.
+
+The peak of a schedule counts what the graph holds: its inputs (parameters and buffers as far as the
+graph takes them), activations, gathered weights, and gradients up to the end of backward. All
+gradients are in the peak of backward, and none is alive in forward
+(``zero_grad(set_to_none=True)``), so that they have no line of their own here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+
+from apsched.config import DEFAULT_OPTIMIZER, DEFAULT_RESERVE, OPTIMIZERS
+from apsched.costs.clusters.cluster import Cluster
+from apsched.errors import InputError
+from apsched.graph.records import NodeRecord
+from apsched.kinds import NodeKind
+
+CONTEXT_BYTES = 512 * 2**20
+"""CUDA context with the kernels that are loaded: an assumption."""
+COMMUNICATOR_BYTES = 296 * 2**20
+"""Buffers of one NCCL communicator: 16 channels with two connections of 4 MiB (Simple), 0.5 MiB
+(LL) and 4.7 MiB (LL128), the default sizes in NCCL's src/init.cc; the number of channels is an
+assumption.
+"""
+_BYTES_OF_DTYPE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BesideGraph:
+    """What the device holds beside one graph of a training step, whatever the optimizer is."""
+
+    device_bytes: int
+    """Memory of the device."""
+    context_bytes: int
+    num_communicators: int
+    communicator_bytes: int
+    """Of all communicators."""
+    parameter_bytes: int
+    """Shards of all parameters of the step, whether this graph takes them or not."""
+    bf16_parameter_bytes: int
+    """The same, if each were bf16."""
+    other_parameter_bytes: int
+    """Shards of parameters that this graph does not take, so that its peak does not count them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLine:
+    """One line of an account."""
+
+    what: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryAccount:
+    """The memory of a device, and what of it the graph cannot have."""
+
+    beside: BesideGraph
+    optimizer: str = DEFAULT_OPTIMIZER
+    """Whose state the device holds, of :data:`apsched.config.OPTIMIZERS`."""
+    reserve: float = DEFAULT_RESERVE
+    """Share of the device that fragmentation may take."""
+    more_communicators: int = 0
+    """Of second groups, which the graph does not have yet."""
+
+    @property
+    def lines(self) -> tuple[MemoryLine, ...]:
+        """What the graph cannot have, without lines of no bytes; ``InputError`` where there is no
+        such optimizer.
+        """
+        beside = self.beside
+        num_communicators = beside.num_communicators + self.more_communicators
+        communicators = f"{num_communicators} communicator{'s' if num_communicators != 1 else ''}"
+        lines = (
+            ("parameters that this graph does not take", beside.other_parameter_bytes),
+            (f"optimizer state ({self.optimizer})", _state_bytes(beside, self.optimizer)),
+            (
+                f"buffers of {communicators} (NCCL, assumed)",
+                beside.communicator_bytes + self.more_communicators * COMMUNICATOR_BYTES,
+            ),
+            ("CUDA context (assumed)", beside.context_bytes),
+            (
+                f"reserve for fragmentation ({100 * self.reserve:g} %, assumed)",
+                round(self.reserve * beside.device_bytes),
+            ),
+        )
+        return tuple(MemoryLine(what=what, size_bytes=size) for what, size in lines if size)
+
+    @property
+    def left_bytes(self) -> int:
+        """What is left for the graph: the default memory cap; 0 where nothing is."""
+        return max(self.beside.device_bytes - sum(line.size_bytes for line in self.lines), 0)
+
+
+def beside_graphs(dags: Sequence[nx.DiGraph], cluster: Cluster) -> tuple[BesideGraph, ...]:
+    """Return for each graph of a training step what a device of ``cluster`` holds beside it.
+
+    A parameter is an input that the caller keeps, of a floating dtype; one that several graphs take
+    is known by its name and counts once. Communicators are those that any of the graphs uses.
+    """
+    held = [_parameters(dag) for dag in dags]
+    all_held = {name: found for parameters in held for name, found in parameters.items()}
+    total_bytes = sum(size_bytes for size_bytes, _ in all_held.values())
+    bf16_bytes = sum(2 * size_bytes // itemsize for size_bytes, itemsize in all_held.values())
+    is_gpu = cluster.library == "nccl"
+    num_communicators = len({group for dag in dags for group in _groups(dag)}) if is_gpu else 0
+    return tuple(
+        BesideGraph(
+            device_bytes=cluster.device.memory_bytes,
+            context_bytes=CONTEXT_BYTES if is_gpu else 0,
+            num_communicators=num_communicators,
+            communicator_bytes=num_communicators * COMMUNICATOR_BYTES,
+            parameter_bytes=total_bytes,
+            bf16_parameter_bytes=bf16_bytes,
+            other_parameter_bytes=total_bytes - sum(size for size, _ in parameters.values()),
+        )
+        for parameters in held
+    )
+
+
+def _state_bytes(beside: BesideGraph, optimizer: str) -> int:
+    match optimizer:
+        case "adamw":  # exp_avg and exp_avg_sq, of the parameter's dtype (torch.optim.AdamW)
+            return 2 * beside.parameter_bytes
+        case "adamw-bf16":
+            return 2 * beside.bf16_parameter_bytes
+        case "sgd":  # momentum_buffer
+            return beside.parameter_bytes
+        case "none":
+            return 0
+    raise InputError(f"optimizer: expected {', '.join(OPTIMIZERS)}; found {optimizer!r}")
+
+
+def _parameters(dag: nx.DiGraph) -> Mapping[str, tuple[int, int]]:
+    """Return name -> (bytes of the shard, bytes of an element) of the parameters that ``dag``
+    takes: inputs with the name of a parameter, or all kept ones where no input has a name.
+    """
+    inputs = [
+        record
+        for record in _records(dag)
+        if record.kind is NodeKind.INPUT and record.dtype in _BYTES_OF_DTYPE
+    ]
+    kept = [record for record in inputs if _kept_bytes(dag, record)]
+    named = [record for record in kept if record.module]
+    return {
+        record.module or record.name: (_kept_bytes(dag, record), _BYTES_OF_DTYPE[record.dtype])
+        for record in named or kept
+    }
+
+
+def _kept_bytes(dag: nx.DiGraph, record: NodeRecord) -> int:
+    storages = dag.graph["storages"]
+    return sum(storages[s].size_bytes for s in record.allocates if storages[s].kept)
+
+
+def _groups(dag: nx.DiGraph) -> set[str]:
+    """Return the names of the process groups of more than one rank on which collectives run."""
+    found = (record.collective for record in _records(dag) if record.collective is not None)
+    return {collective.group for collective in found if collective.group_size > 1}
+
+
+def _records(dag: nx.DiGraph) -> list[NodeRecord]:
+    return [dag.nodes[rank]["record"] for rank in range(dag.number_of_nodes())]

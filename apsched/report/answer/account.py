@@ -1,0 +1,118 @@
+"""The memory of a device line by line: what it holds beside a graph, and what is left for it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.table import Table
+
+from apsched.config import OPTIMIZERS
+from apsched.costs.clusters.cluster import cluster_names, load_cluster
+from apsched.pipeline.device_memory import MemoryAccount
+from apsched.pipeline.result import Result
+from apsched.quantities import show_bytes
+from apsched.report.table import plain_table
+
+
+def account_json(account: MemoryAccount) -> dict[str, Any]:
+    """Return the account for programs."""
+    return {
+        "device_bytes": account.beside.device_bytes,
+        "beside": [{"what": line.what, "bytes": line.size_bytes} for line in account.lines],
+        "left_bytes": account.left_bytes,
+    }
+
+
+def account_table(results: Sequence[Result]) -> Table | None:
+    """Return the account of the device, a line for each thing and a column for each graph; ``None``
+    where no device is known.
+
+    A graph has as its peak what the schedule found holds, or the least that it is known to need
+    where there is none.
+    """
+    known = [(result, result.account) for result in results if result.account is not None]
+    if not known:
+        return None
+    names = [result.problem.name for result, _ in known]
+    table = plain_table("device memory", *names, right=names)
+    found = [{line.what: line.size_bytes for line in account.lines} for _, account in known]
+    rows = {
+        "device": [account.beside.device_bytes for _, account in known],
+        **{
+            f"- {what}": [lines.get(what, 0) for lines in found]
+            for what in dict.fromkeys(what for lines in found for what in lines)
+        },
+        "= left for the graph": [account.left_bytes for _, account in known],
+        "peak of the graph": [_needed_bytes(result) for result, _ in known],
+    }
+    for what, sizes in rows.items():
+        table.add_row(what, *(show_bytes(size) for size in sizes))
+    return table
+
+
+def memory_hint(results: Sequence[Result]) -> list[str]:
+    """Return how much memory is missing where the default memory cap is too small, and which other
+    optimizer or shipped cluster would leave enough for all graphs; empty where another cap clashes.
+
+    The order with the least known peak keeps all other caps, and its peak depends neither on the
+    optimizer nor on the cluster.
+    """
+    short = [result for result in results if _default_is_too_small(result)]
+    if not short:
+        return []
+    worst = max(short, key=_missing_bytes)
+    assert worst.account is not None
+    device = show_bytes(worst.account.beside.device_bytes)
+    text = (
+        f"{show_bytes(_missing_bytes(worst))} is missing: {worst.problem.name} needs"
+        f" {show_bytes(_needed_bytes(worst))}, and of the {device} of {worst.cluster}"
+        f" {show_bytes(worst.account.left_bytes)} is left for it"
+    )
+    accounts = [result.account for result in results if result.account is not None]
+    needs = [_needed_bytes(result) for result in results if result.account is not None]
+    would = [
+        f"--optimizer {name}"
+        for name in OPTIMIZERS
+        if _fit([replace(account, optimizer=name) for account in accounts], needs)
+    ]
+    would += [
+        f"--cluster {name}"
+        for name in cluster_names()
+        if load_cluster(name).library == "nccl" and _fit(_on(name, accounts), needs)
+    ]
+    if not would:
+        return [f"{text}; no other optimizer and no shipped cluster leaves enough"]
+    return [f"{text}; what would fit: {', '.join(would)}"]
+
+
+def _on(cluster: str, accounts: Sequence[MemoryAccount]) -> list[MemoryAccount]:
+    memory_bytes = load_cluster(cluster).device.memory_bytes
+    return [
+        replace(account, beside=replace(account.beside, device_bytes=memory_bytes))
+        for account in accounts
+    ]
+
+
+def _fit(accounts: Sequence[MemoryAccount], needs: Sequence[int]) -> bool:
+    pairs = zip(accounts, needs, strict=True)
+    return all(need <= account.left_bytes for account, need in pairs)
+
+
+def _default_is_too_small(result: Result) -> bool:
+    why = result.answer.infeasibility
+    return (
+        why is not None
+        and why.caps == ("memory_cap_bytes",)
+        and result.account is not None
+        and result.caps.memory_cap_bytes == result.account.left_bytes
+    )
+
+
+def _needed_bytes(result: Result) -> int:
+    if result.best is not None:
+        return result.best.peak_memory_bytes
+    return result.answer.floor_memory_bytes
+
+
+def _missing_bytes(result: Result) -> int:
+    return _needed_bytes(result) - (result.account.left_bytes if result.account else 0)

@@ -1,0 +1,140 @@
+"""The summary that ``solve`` prints first: the step, the best baseline, rate, memory, what next."""
+
+from collections.abc import Sequence
+
+from apsched.pipeline.rate import StepRate
+from apsched.pipeline.result import Result
+from apsched.quantities import show_bytes, show_us
+from apsched.schedule.result import AS_CAPTURED, Score
+from apsched.units import ticks_to_us
+
+_WIDTH = 78
+_LARGE_LAUNCH_BYTES = 4 * 2**30
+_SMALLEST_GAIN = 0.005
+"""Smaller possible gains are not suggested."""
+_SLOWER, _LESS_MEMORY = 0.02, 0.1
+"""A baseline is suggested that is at most so much slower and needs at least so much less memory."""
+
+
+def first_lines(results: Sequence[Result], rate: StepRate | None) -> tuple[str, ...]:
+    """Return the summary of a step whose graphs all have a schedule, in lines of 80 columns or
+    fewer.
+    """
+    step_us = sum(result.step_time_us or 0.0 for result in results)
+    bound_us = sum(result.bound_us for result in results)
+    gap = (step_us - bound_us) / step_us if step_us else 0.0
+    names = " + ".join(result.problem.name for result in results)
+    parts = " + ".join(show_us(result.step_time_us or 0.0) for result in results)
+    lines = [
+        f"{names}: {show_us(step_us)}" + (f" = {parts}" if len(results) > 1 else ""),
+        f"proven: no schedule takes less than {show_us(bound_us)} (gap {100 * gap:.2f} %)",
+        _against_baseline(results, step_us),
+        *([] if rate is None or len(results) < 2 else [_rate_line(rate, step_us)]),
+        _memory_line(results),
+        *_next_lines(results, gap),
+    ]
+    return tuple(line for text in lines for line in _wrapped(text))
+
+
+def best_baseline(results: Sequence[Result]) -> tuple[str, float] | None:
+    """Return the name and the step time in microseconds of the fastest baseline that fits in every
+    graph; the order as captured only where no other fits, ``None`` where none does.
+    """
+    scores = [
+        {score.name: score for score in (*result.answer.baselines, *result.others) if score.fits}
+        for result in results
+    ]
+    common = [name for name in scores[0] if all(name in found for found in scores)]
+    times = {
+        name: sum(ticks_to_us(found[name].step_time_ticks) for found in scores) for name in common
+    }
+    used = {name: us for name, us in times.items() if name != AS_CAPTURED} or times
+    return min(used.items(), key=lambda item: item[1]) if used else None
+
+
+def _against_baseline(results: Sequence[Result], step_us: float) -> str:
+    found = best_baseline(results)
+    if found is None:
+        return "no baseline fits the caps"
+    name, baseline_us = found
+    share = (baseline_us - step_us) / baseline_us if baseline_us else 0.0
+    change = f"{100 * abs(share):.2f} % {'faster' if share >= 0 else 'SLOWER'}"
+    return f"{change} than the best baseline that fits: {name}, {show_us(baseline_us)}"
+
+
+def _rate_line(rate: StepRate, step_us: float) -> str:
+    per_second = rate.num_tokens / step_us * 1e6
+    return (
+        f"{per_second / rate.num_ranks:,.0f} tokens/s a process rank, {per_second:,.0f} on all"
+        f" {rate.num_ranks}; MFU {100 * rate.model_us / step_us:.1f} %"
+    )
+
+
+def _memory_line(results: Sequence[Result]) -> str:
+    """Return the highest peak, and what the tightest graph leaves of its memory."""
+    peak = max(results, key=_peak_bytes)
+    text = f"peak {show_bytes(_peak_bytes(peak))}"
+    if len(results) > 1:
+        text += f" ({peak.problem.name})"
+    accounts = [(result, result.account) for result in results if result.account is not None]
+    if accounts:
+        tight, account = min(accounts, key=lambda pair: pair[1].left_bytes - _peak_bytes(pair[0]))
+        spare = account.left_bytes - _peak_bytes(tight)
+        device = show_bytes(account.beside.device_bytes)
+        text += (
+            f"; {show_bytes(spare)} of the device ({device}) left"
+            if spare >= 0
+            else f"; {show_bytes(-spare)} MORE than the device ({device}) has for it"
+        )
+    caps = {result.caps.memory_cap_bytes for result in results}
+    defaults = {account.left_bytes for _, account in accounts}
+    if not caps <= defaults:
+        text += f"; memory cap {' and '.join(sorted(map(show_bytes, caps)))}"
+    return text
+
+
+def _next_lines(results: Sequence[Result], gap: float) -> list[str]:
+    """Return in one line what may be worth a try; none where nothing is."""
+    found = []
+    largest = max(
+        (result for result in results if result.chosen is not None),
+        key=lambda result: result.chosen.bucket_bytes if result.chosen else 0,
+    )
+    if largest.chosen is not None and largest.chosen.bucket_bytes >= _LARGE_LAUNCH_BYTES:
+        size = show_bytes(largest.chosen.bucket_bytes)
+        found.append(f"one launch has {size} ({largest.problem.name}): consider --bucket-cap")
+    if gap >= _SMALLEST_GAIN:
+        found.append(f"a larger --budget may gain up to {100 * gap:.2f} %")
+    found += [text for result in results if (text := _less_memory(result))]
+    return [f"try next: {'; '.join(found)}"] if found else []
+
+
+def _less_memory(result: Result) -> str:
+    """Return what less memory costs, where a baseline or the floor says so; else an empty text."""
+    assert result.best is not None
+    peak, step = result.best.peak_memory_bytes, result.best.step_time_ticks
+    enough = (1 - _LESS_MEMORY) * peak
+    cheaper: list[Score] = [
+        score
+        for score in result.answer.baselines
+        if score.peak_memory_bytes <= enough and score.step_time_ticks <= (1 + _SLOWER) * step
+    ]
+    name = result.problem.name
+    if cheaper:
+        least = min(cheaper, key=lambda score: score.peak_memory_bytes)
+        slower = 100 * (least.step_time_ticks / step - 1)
+        return f"{name} {slower:.1f} % slower needs {show_bytes(least.peak_memory_bytes)}"
+    floor = result.answer.floor_memory_bytes
+    if floor <= enough:
+        return f"{name} fits {show_bytes(floor)}, slower: --memory-cap floor"
+    return ""
+
+
+def _peak_bytes(result: Result) -> int:
+    return result.best.peak_memory_bytes if result.best is not None else 0
+
+
+def _wrapped(text: str) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_long_words=False)

@@ -1,0 +1,118 @@
+"""What a device holds beside a graph: parameters of other graphs, optimizer, communicators, context
+and reserve; nothing twice.
+"""
+
+from dataclasses import replace
+
+import networkx as nx
+import pytest
+
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.errors import InputError
+from apsched.graph.records import NodeRecord, StorageRecord
+from apsched.kinds import NodeKind
+from apsched.pipeline.device_memory import (
+    COMMUNICATOR_BYTES,
+    CONTEXT_BYTES,
+    MemoryAccount,
+    beside_graphs,
+)
+
+H100 = load_cluster("h100")
+
+
+def _dag(*inputs: tuple[str, str, int, bool]) -> nx.DiGraph:
+    """Return a graph of inputs: name of the parameter, dtype, bytes, kept."""
+    dag = nx.DiGraph()
+    dag.graph["storages"] = tuple(
+        StorageRecord(size_bytes=size, kept=kept) for _, _, size, kept in inputs
+    )
+    for rank, (name, dtype, _, _) in enumerate(inputs):
+        record = NodeRecord(
+            name=f"primals_{rank}",
+            rank=rank,
+            op="placeholder",
+            target=f"primals_{rank}",
+            kind=NodeKind.INPUT,
+            duration_us=0.0,
+            cost_source="free",
+            allocates=(rank,),
+            reads=(),
+            writes=(),
+            aliases=(),
+            frees=(),
+            module=name,
+            direction="forward",
+            dtype=dtype,
+            role="",
+            signature="",
+            collective=None,
+        )
+        dag.add_node(rank, record=record)
+    return dag
+
+
+FORWARD = _dag(
+    ("embedding", "float32", 400, True),
+    ("layer", "float32", 800, True),
+    ("", "bfloat16", 64, True),  # a buffer
+    ("", "int64", 32, True),  # tokens
+)
+BACKWARD = _dag(("layer", "float32", 800, True), ("layer.out", "bfloat16", 5000, False))
+
+
+def test_a_parameter_of_two_graphs_counts_once_and_one_of_the_other_graph_counts_here() -> None:
+    forward, backward = beside_graphs([FORWARD, BACKWARD], H100)
+    assert (forward.parameter_bytes, forward.other_parameter_bytes) == (1200, 0)
+    assert (backward.parameter_bytes, backward.other_parameter_bytes) == (1200, 400)
+    assert forward.bf16_parameter_bytes == 600
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "size_bytes"),
+    [("adamw", 2400), ("adamw-bf16", 1200), ("sgd", 1200), ("none", 0)],
+)
+def test_the_state_of_an_optimizer_follows_from_the_shards(optimizer: str, size_bytes: int) -> None:
+    beside, _ = beside_graphs([FORWARD, BACKWARD], H100)
+    lines = {
+        line.what: line.size_bytes
+        for line in MemoryAccount(beside=beside, optimizer=optimizer).lines
+    }
+    assert lines.get(f"optimizer state ({optimizer})", 0) == size_bytes
+
+
+def test_what_is_left_is_the_device_less_every_line() -> None:
+    _, beside = beside_graphs([FORWARD, BACKWARD], H100)
+    device = H100.device.memory_bytes
+    account = MemoryAccount(
+        beside=replace(beside, num_communicators=1, communicator_bytes=COMMUNICATOR_BYTES),
+        reserve=0.1,
+        more_communicators=1,
+    )
+    reserve = round(0.1 * device)
+    assert [line.size_bytes for line in account.lines] == [
+        400,
+        2400,
+        2 * COMMUNICATOR_BYTES,
+        CONTEXT_BYTES,
+        reserve,
+    ]
+    assert account.left_bytes == device - sum(line.size_bytes for line in account.lines)
+    assert replace(account, reserve=1.0).left_bytes == 0
+
+
+def test_inputs_without_names_are_parameters_where_no_input_has_one() -> None:
+    nameless = _dag(("", "bfloat16", 64, True), ("", "float32", 100, False))
+    (beside,) = beside_graphs([nameless], H100)
+    assert beside.parameter_bytes == 64
+
+
+def test_gloo_has_neither_context_nor_device_buffers() -> None:
+    (beside,) = beside_graphs([FORWARD], load_cluster("cpu"))
+    assert beside.context_bytes == beside.communicator_bytes == 0
+
+
+def test_an_optimizer_that_there_is_not_is_refused() -> None:
+    beside, _ = beside_graphs([FORWARD, BACKWARD], H100)
+    with pytest.raises(InputError, match="expected adamw, adamw-bf16, sgd, none"):
+        _ = MemoryAccount(beside=beside, optimizer="lion").lines

@@ -1,0 +1,159 @@
+"""The summary that ``solve`` prints first, and the account of the device's memory."""
+
+import io
+from dataclasses import replace
+
+import pytest
+
+from apsched.cli.output import refuse_infeasible
+from apsched.config import Caps
+from apsched.errors import InfeasibleError
+from apsched.pipeline.device_memory import BesideGraph, MemoryAccount
+from apsched.pipeline.rate import StepRate
+from apsched.pipeline.result import Result, result_of
+from apsched.report.answer.account import account_json, account_table, memory_hint
+from apsched.report.answer.first import best_baseline, first_lines
+from apsched.report.summary import print_table
+from apsched.report.table import console
+from apsched.schedule.result import AS_CAPTURED
+from apsched.solver import solve
+from tests.helpers.problems.by_hand import ByHand, line
+
+GIB = 2**30
+
+
+class Terminal(io.StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _solved(caps: Caps) -> Result:
+    """Three gathers of small parameters, each before its compute: buckets pay."""
+    b = ByHand(prices={"all_gather": line(1_000)}, bucket_launch_ticks=1_000)
+    x = b.input("x", 512)
+    for k in range(3):
+        start = b.start("all_gather", f"layers.{k}.ag", b.input(f"w{k}", 512), 512, 1024)
+        x = b.compute(f"y{k}", 20_000, x, b.wait(f"g{k}", start), size=512)
+    problem = b.output(x)
+    return result_of(problem, caps, solve(problem, caps), cluster="h100", seconds={})
+
+
+@pytest.fixture(scope="module")
+def fits() -> Result:
+    return _solved(Caps())
+
+
+@pytest.fixture(scope="module")
+def short() -> Result:
+    return _solved(Caps(memory_cap_bytes=1024))
+
+
+def _account(device_bytes: int, parameter_bytes: int = 0) -> MemoryAccount:
+    beside = BesideGraph(
+        device_bytes=device_bytes,
+        context_bytes=0,
+        num_communicators=0,
+        communicator_bytes=0,
+        parameter_bytes=parameter_bytes,
+        bf16_parameter_bytes=parameter_bytes // 2,
+        other_parameter_bytes=0,
+    )
+    return MemoryAccount(beside=beside, reserve=0.0)
+
+
+def test_the_first_line_has_the_whole_step_and_the_best_baseline_is_not_as_captured(fits) -> None:
+    text = "\n".join(first_lines([fits, fits], None))
+    total_us = 2 * fits.step_time_us
+    assert f": {total_us:.2f} µs = {total_us / 2:.2f} µs + {total_us / 2:.2f} µs" in text
+    found = best_baseline([fits, fits])
+    assert found is not None
+    name, baseline_us = found
+    assert name != AS_CAPTURED
+    others = [b for b in fits.answer.baselines if b.fits and b.name != AS_CAPTURED]
+    assert baseline_us == pytest.approx(2 * min(b.step_time_ticks for b in others) / 1000)
+    assert f"than the best baseline that fits: {name}" in text
+
+
+def test_as_captured_counts_where_no_other_baseline_fits(fits) -> None:
+    baselines = tuple(
+        b if b.name == AS_CAPTURED else replace(b, violations=("too large",))
+        for b in fits.answer.baselines
+    )
+    alone = replace(fits, answer=replace(fits.answer, baselines=baselines))
+    assert (best_baseline([alone]) or ("",))[0] == AS_CAPTURED
+    none = replace(fits, answer=replace(fits.answer, baselines=()))
+    assert best_baseline([none]) is None
+    assert "no baseline fits the caps" in first_lines([none], None)
+
+
+def test_tokens_and_mfu_are_those_of_the_whole_step(fits) -> None:
+    step_us = 2 * fits.step_time_us
+    rate = StepRate(num_tokens=8000, num_ranks=4, model_us=step_us / 4)
+    per_rank = 8000 / step_us * 1e6 / 4
+    (found,) = [text for text in first_lines([fits, fits], rate) if "tokens/s" in text]
+    assert found.startswith(f"{per_rank:,.0f} tokens/s a process rank")
+    assert found.endswith("on all 4; MFU 25.0 %")
+
+
+def test_what_is_left_of_the_device_is_named(fits) -> None:
+    peak = fits.best.peak_memory_bytes
+    known = replace(fits, account=_account(peak + 3 * GIB))
+    assert any("3.00 GiB of the device (3.00 GiB) left" in t for t in first_lines([known], None))
+    over = replace(fits, account=_account(peak - 512))
+    assert any("512 B MORE than the device" in text for text in first_lines([over], None))
+
+
+def test_a_large_launch_and_a_gap_are_worth_a_try(fits) -> None:
+    large = replace(fits, chosen=replace(fits.chosen, bucket_bytes=30 * GIB))
+    text = " ".join(line.strip() for line in first_lines([large], None))
+    assert "one launch has 30.00 GiB" in text
+    assert "consider --bucket-cap" in text
+    loose = replace(fits, answer=replace(fits.answer, bound_ticks=fits.answer.bound_ticks // 2))
+    assert any("--budget may gain up to" in text for text in first_lines([loose], None))
+
+
+def test_no_line_is_wider_than_80_columns(fits) -> None:
+    named = replace(fits, account=_account(80 * GIB, 10 * GIB))
+    assert all(len(text) <= 80 for text in first_lines([named] * 4, None))
+
+
+def test_a_table_of_80_columns_has_every_name_in_full(fits, monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")  # 80 columns, without colours
+    stream = Terminal()
+    print_table([fits], stream)
+    for baseline in fits.answer.baselines:
+        assert f" {baseline.name} " in stream.getvalue()
+    assert "…" not in stream.getvalue()
+    assert all(len(text.rstrip()) <= 80 for text in stream.getvalue().splitlines())
+
+
+def test_the_account_adds_up(fits) -> None:
+    known = replace(fits, account=_account(10 * GIB, GIB))
+    found = account_json(known.account)
+    assert found["left_bytes"] == found["device_bytes"] - sum(x["bytes"] for x in found["beside"])
+    stream = io.StringIO()
+    console(stream).print(account_table([known, known]))
+    printed = " ".join(stream.getvalue().split())
+    assert "- optimizer state (adamw) 2.00 GiB 2.00 GiB" in printed
+    assert "= left for the graph 8.00 GiB 8.00 GiB" in printed
+    assert account_table([fits]) is None
+
+
+def test_what_is_missing_and_what_would_fit_are_named(short) -> None:
+    need = short.answer.floor_memory_bytes
+    known = replace(short, account=_account(need, (need - 1024) // 2))
+    known = replace(known, caps=Caps(memory_cap_bytes=known.account.left_bytes))
+    (text,) = memory_hint([known])
+    assert f"of the {need / 1024:.2f} KiB of h100 1.00 KiB is left for it" in text
+    assert "--optimizer none" in text
+    assert "--optimizer adamw," not in text
+    assert "--cluster h200" in text
+    assert "--cluster cpu" not in text
+    with pytest.raises(InfeasibleError, match="what would fit: --optimizer none"):
+        refuse_infeasible([known], source="s", cluster="h100", stdout=io.StringIO(), as_json=False)
+
+
+def test_a_stated_memory_cap_needs_no_hint(short) -> None:
+    assert memory_hint([replace(short, account=_account(80 * GIB))]) == []
