@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,42 @@ MOST_NAME_BYTES = 128
 """Of a name that a file holds: with what apsched puts around it, file systems take it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedFile:
+    """Content that is on the disk under another name, beside the place where it belongs."""
+
+    path: Path
+    temporary: Path
+
+    def put_in_place(self) -> None:
+        """Give the content its name; InputError where that cannot be done."""
+        try:
+            os.chmod(self.temporary, _permissions(self.path))
+            os.replace(self.temporary, self.path)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from None
+        _sync_directory(self.path.parent)
+
+    def discard(self) -> None:
+        """Remove the content, unless it is in place."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.temporary)
+
+
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     """Write ``data`` to ``path`` so that no reader sees a part of it; InputError where the place
     cannot be written.
+    """
+    staged = stage_file(path, data)
+    try:
+        staged.put_in_place()
+    finally:
+        staged.discard()
+
+
+def stage_file(path: str | os.PathLike[str], data: bytes) -> StagedFile:
+    """Write ``data`` to the disk beside ``path``, which stays as it is; InputError where that
+    cannot be done.
     """
     path = Path(path)
     if path.is_dir():
@@ -28,19 +62,19 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         )
     except OSError as error:
         raise _cannot_write(path, error) from None
+    staged = StagedFile(path=path, temporary=Path(temporary))
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, _permissions(path))
-        os.replace(temporary, path)
     except OSError as error:
+        staged.discard()
         raise _cannot_write(path, error) from None
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-    _sync_directory(path.parent)
+    except BaseException:
+        staged.discard()
+        raise
+    return staged
 
 
 def one_component(name: str, what: str) -> str:

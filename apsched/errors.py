@@ -4,6 +4,7 @@
     ├── InputError (also ValueError)      what the user handed in is wrong          exit 2
     ├── InfeasibleError                   no schedule keeps the caps                exit 1
     ├── RoundTripError                    a rewritten graph is not what was claimed exit 1
+    ├── SelfCheckError                    an answer fails its check (a bug)         exit 1
     └── AgreementError                    process ranks of a job do not agree       exit 2
 
 Every message says what was expected, what was found and what to do. Anything else that escapes is a
@@ -28,6 +29,12 @@ class InfeasibleError(ApschedError):
 class RoundTripError(ApschedError):
     """A rewritten graph, exported and simulated again, is not what was claimed; the message names
     the graph and the difference.
+    """
+
+
+class SelfCheckError(ApschedError):
+    """The answer of the solver breaks a cap or its own figures, a bug of apsched; the message names
+    the graph and what differs.
     """
 
 

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from apsched.atomic_files import write_atomic
+from apsched.atomic_files import StagedFile, stage_file
 from apsched.errors import ApschedError, InputError
 
 
@@ -30,11 +30,11 @@ def check_writable(directory: Path) -> None:
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> tuple[Path, ...]:
-    """Write ``files`` (name -> content) to ``directory``; where one fails, those written before it
-    and new directories go again.
+    """Write ``files`` (name -> content) to ``directory``: all of them, or, where one fails, none;
+    what was there stays, and new directories go again.
     """
     new_directories = [folder for folder in (directory, *directory.parents) if not folder.exists()]
-    written: list[Path] = []
+    staged: list[StagedFile] = []
     try:
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -44,13 +44,12 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> tuple[Path, ...]
                 " place with -o"
             ) from None
         for name, content in files.items():
-            existed = (directory / name).exists()
-            write_atomic(directory / name, content)
-            if not existed:
-                written.append(directory / name)
+            staged.append(stage_file(directory / name, content))
+        for file in staged:
+            file.put_in_place()
     except BaseException:
-        for path in written:
-            path.unlink(missing_ok=True)
+        for file in staged:
+            file.discard()
         for folder in new_directories:
             with contextlib.suppress(OSError):
                 folder.rmdir()

@@ -18,6 +18,7 @@ from apsched.atomic_files import digest, one_component
 from apsched.errors import InputError
 from apsched.graph.graph_file import load_graph
 from apsched.pipeline.assumptions import assumptions_of
+from apsched.pipeline.device_memory import account_of_json
 from apsched.pipeline.result import BitwisePrice, Result, result_of
 from apsched.problem.build import build_problem
 from apsched.problem.contention import Contention
@@ -158,12 +159,14 @@ def solved_graph(
         _score(other, says) for other, says in entry["baselines"].items() if other != AS_CAPTURED
     )
     price = entry.get("bitwise")
+    account = entry.get("device_memory")
     return SolvedGraph(
         result=replace(
             result,
             others=others,
             round_trip_exact=entry["round_trip_exact"],
             cost_shares=dict(entry["costs"]),
+            account=account_of_json(account) if account else None,
             assumptions=assumptions_of(dag, problem, result.schedule, result.timeline),
             bitwise=(
                 BitwisePrice(step_time_us=price["step_time_us"], cost_us=price["cost_us"])

@@ -3,6 +3,7 @@ that several verbs share. Imports nothing that takes time.
 """
 
 import argparse
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TextIO
 
@@ -15,8 +16,8 @@ SOURCE_HELP = (
     " torch wrote when it traced a job, or a graph file"
 )
 EPILOG = (
-    "exit status: 0 done, 1 no schedule fits the caps or a rewritten graph is not what was claimed,"
-    " 2 wrong use"
+    "exit status: 0 done, 1 no schedule fits the caps or a check of the answer fails, 2 wrong use"
+    " or output that cannot be written, 130 interrupted (Ctrl-C)"
 )
 SLOWDOWN_HELP = (
     "report the least memory whose step is slower than the fastest by at most this (default: 2%%)"
@@ -29,6 +30,11 @@ Run = Callable[[argparse.Namespace, TextIO], None]
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose errors are :class:`InputError`: one line, as of everything else."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print ``message``; argparse would hide that it could not be written."""
+        if message:
+            (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
         """Raise what is wrong with the command line."""

@@ -1,12 +1,14 @@
 """Runs one command; every error is one line on stderr and an exit code."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from typing import TextIO
 
-from apsched.cli.parser import build_parser
-from apsched.errors import ApschedError, InfeasibleError, RoundTripError
+from apsched.cli.streams import drop, make_encodable
+from apsched.errors import ApschedError, InfeasibleError, RoundTripError, SelfCheckError
 from apsched.unpack import unpacked_limit
 
 EXIT_DONE, EXIT_NO_ANSWER, EXIT_WRONG_USE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -14,30 +16,30 @@ DEBUG_VARIABLE = "APSCHED_DEBUG"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command in ``argv``; return 0 (done), 1 (no schedule fits, or a rewritten graph is
-    not what was claimed) or 2 (wrong use, or a bug of apsched).
+    """Run the command in ``argv``; return 0 (done, or the reader of stdout has enough), 1 (no
+    schedule fits, or a check of the answer fails), 2 (wrong use, output that cannot be written, or
+    a bug of apsched) or 130 (interrupted).
 
     What captured models, torch or the solver print goes to stderr, so that stdout has the answer
     and nothing else.
     """
     answer = sys.stdout
     try:
-        args = build_parser().parse_args(argv)
-        with redirect_stdout(sys.stderr), unpacked_limit(getattr(args, "unpacked_limit", None)):
-            args.run(args, answer)
-        answer.flush()
-    except (InfeasibleError, RoundTripError) as error:
+        make_encodable(answer)
+        make_encodable(sys.stderr)
+        _run(argv, answer)
+    except (InfeasibleError, RoundTripError, SelfCheckError) as error:
         return _fail(error, EXIT_NO_ANSWER)
     except ApschedError as error:
         return _fail(error, EXIT_WRONG_USE)
     except KeyboardInterrupt:
-        print("apsched: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return _fail("interrupted", EXIT_INTERRUPTED, kind="")
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader of our stdout has closed the pipe
+        drop(answer)  # its reader has enough
         return EXIT_DONE
+    except OSError as error:
+        drop(answer)  # what is left in its buffer would fail again at exit
+        return _fail(f"cannot read or write: {error}", EXIT_WRONG_USE)
     except Exception as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise
@@ -49,11 +51,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_DONE
 
 
-def _fail(error: object, code: int) -> int:
-    """Print ``error`` as one line."""
-    if os.environ.get(DEBUG_VARIABLE) and isinstance(error, Exception):
-        import traceback
+def _run(argv: Sequence[str] | None, answer: TextIO) -> None:
+    """Run the command; what it printed has left the buffer when this returns."""
+    from apsched.cli.parser import build_parser  # takes time, in which an interrupt may come
 
-        traceback.print_exception(error)
-    print("apsched: error:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+    try:
+        args = build_parser().parse_args(argv)
+        with redirect_stdout(sys.stderr), unpacked_limit(getattr(args, "unpacked_limit", None)):
+            args.run(args, answer)
+    except SystemExit:  # of --help and --version
+        answer.flush()
+        raise
+    except BaseException:  # whose exit status counts, whether or not stdout can be written
+        try:
+            answer.flush()
+        except OSError:
+            drop(answer)
+        raise
+    answer.flush()
+
+
+def _fail(error: object, code: int, *, kind: str = "error: ") -> int:
+    """Print ``error`` as one line; a stderr that nobody reads changes no exit status."""
+    with contextlib.suppress(OSError):
+        if os.environ.get(DEBUG_VARIABLE) and isinstance(error, Exception):
+            import traceback
+
+            traceback.print_exception(error)
+        text = " ".join(str(error).split())
+        print(f"apsched: {kind}{text}", file=sys.stderr, flush=True)
     return code

@@ -1,5 +1,6 @@
 """Where the costs of a command come from, as chosen and as read. No torch here."""
 
+import re
 from dataclasses import dataclass, field
 
 from apsched.costs.clusters.cluster import (
@@ -13,6 +14,9 @@ from apsched.costs.measured import MeasuredCosts
 from apsched.costs.measured_file import load_costs
 from apsched.costs.network.table import CollectiveTable, load_table
 from apsched.problem.contention_spec import ContentionChoice
+
+_DEVICES = ("cpu", "a100", "h100", "h200", "b200", "gb200", "mi300x")
+"""As clusters and drivers name them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,33 @@ def read_costs(costs: CostChoice) -> ReadCosts:
         table=load_table(*costs.collectives) if costs.collectives else None,
         measured=measured,
     )
+
+
+def other_device(read: ReadCosts) -> tuple[str, ...]:
+    """Return a warning where costs were measured on another device than the one that prices the
+    rest, as far as names say; empty where all is of one device or the names are not known.
+    """
+    if read.measured is None:
+        return ()
+    stated, priced = read.measured.cluster, read.cluster
+    if stated in cluster_names() and load_cluster(stated).device != priced.device:
+        expected = f"cluster {stated}"
+    else:
+        device = _device_in(read.measured.device)
+        if device is None or _device_in(priced.name) in (None, device):
+            return ()
+        expected = f"a cluster of {device}"
+    return (
+        f"the costs were measured on {read.measured.device!r} for {expected}, but cluster"
+        f" {priced.name!r} prices what they lack: step times mix two devices; choose --cluster, or"
+        " measure again",
+    )
+
+
+def _device_in(text: str) -> str | None:
+    """Return the device of a shipped cluster that ``text`` names; ``None`` for none."""
+    words = re.split(r"[^a-z0-9]+", text.lower())
+    return next((device for device in _DEVICES if device in words), None)
 
 
 def cluster_named(costs: CostChoice, name: str) -> Cluster | None:

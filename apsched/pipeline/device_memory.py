@@ -7,7 +7,8 @@ gradients are in the peak of backward, and none is alive in forward
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import networkx as nx
 
@@ -24,6 +25,7 @@ COMMUNICATOR_BYTES = 296 * 2**20
 (LL) and 4.7 MiB (LL128), the default sizes in NCCL's src/init.cc; the number of channels is an
 assumption.
 """
+_STATED = ("optimizer", "reserve", "more_communicators")
 _BYTES_OF_DTYPE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -118,6 +120,23 @@ def beside_graphs(dags: Sequence[nx.DiGraph], cluster: Cluster) -> tuple[BesideG
         )
         for parameters in held
     )
+
+
+def account_json(account: MemoryAccount) -> dict[str, Any]:
+    """Return the account for programs, and for :func:`account_of_json`."""
+    return {
+        "device_bytes": account.beside.device_bytes,
+        "beside": [{"what": line.what, "bytes": line.size_bytes} for line in account.lines],
+        "left_bytes": account.left_bytes,
+        **{name: getattr(account, name) for name in _STATED},
+        "counted": asdict(account.beside),
+    }
+
+
+def account_of_json(says: Mapping[str, Any]) -> MemoryAccount:
+    """Return the account that :func:`account_json` wrote."""
+    stated = {name: says[name] for name in _STATED}
+    return MemoryAccount(beside=BesideGraph(**says["counted"]), **stated)
 
 
 def _state_bytes(beside: BesideGraph, optimizer: str) -> int:

@@ -14,12 +14,18 @@ from apsched.errors import InputError
 from apsched.graph.reprice import repriced
 from apsched.names import direction_named
 from apsched.pipeline.assumptions import check_hints
-from apsched.pipeline.cost_choice import CostChoice, ReadCosts, cluster_named, read_costs
+from apsched.pipeline.cost_choice import (
+    CostChoice,
+    ReadCosts,
+    cluster_named,
+    other_device,
+    read_costs,
+)
 from apsched.pipeline.device_memory import BesideGraph, beside_graphs
 from apsched.pipeline.rate import StepRate, step_rate
 from apsched.pipeline.sources import OpenedSource, SourceKind, SourceRequest, classify, opened
 from apsched.problem.build import build_problem
-from apsched.problem.contention_spec import contended
+from apsched.problem.contention_spec import contended, contention_off
 from apsched.problem.problem import Problem
 from apsched.progress import Progress
 
@@ -72,7 +78,9 @@ def loaded(
     ends.
     """
     with loaded_at(request, (costs,), direction, progress) as (source,):
-        yield source
+        cluster = cluster_named(costs, source.cluster)
+        notes = () if cluster is None else contention_off(costs.contention, cluster)
+        yield replace(source, notes=(*source.notes, *notes))
 
 
 @contextmanager
@@ -81,6 +89,10 @@ def loaded_at(
 ) -> Iterator[tuple[LoadedSource, ...]]:
     """As :func:`loaded`, for several choices of costs: the source is captured once."""
     read = [read_costs(costs) for costs in choices]
+    for costs, chosen in zip(choices, read, strict=True):
+        if costs.cluster is not None or classify(request.source) is not SourceKind.GRAPH_FILE:
+            for warning in other_device(chosen):
+                progress.warning(warning)
     with opening(request, progress) as (source, capture_seconds):
         if source.capture is None:
             if request.hints:

@@ -21,7 +21,7 @@ from apsched.config import (
     ScenarioOptions,
     SolveOptions,
 )
-from apsched.errors import InputError
+from apsched.errors import InputError, SelfCheckError
 from apsched.graph.cost_shares import cost_shares
 from apsched.pipeline.assumptions import assumptions_of
 from apsched.pipeline.device_memory import MemoryAccount
@@ -252,8 +252,8 @@ def _with_bitwise_price(result: Result, without: Problem, options: SolveOptions)
 
 
 def check_answer(result: Result) -> None:
-    """Raise where the solver's answer breaks a cap or its own figures: never hand on what was not
-    verified.
+    """Raise SelfCheckError where the solver's answer breaks a cap or its own figures: never hand on
+    an answer that was not verified.
     """
     answer, best = result.answer, result.best
     if best is None or result.timeline is None:
@@ -281,7 +281,7 @@ def check_answer(result: Result) -> None:
             f" {answer.launches_bound} launches"
         )
     if wrong:
-        raise RuntimeError(
+        raise SelfCheckError(
             f"{result.problem.name}: the solver's schedule fails its check, a bug of apsched:"
             f" {'; '.join(wrong[:3])}"
         )

@@ -38,6 +38,19 @@ class ContentionChoice:
     """Their latencies are longer by this factor then."""
 
 
+def contention_off(choice: ContentionChoice, cluster: Cluster) -> tuple[str, ...]:
+    """Return a note where ``cluster`` states how much slower compute is beside collectives, and
+    ``choice`` leaves that out; empty otherwise.
+    """
+    if cluster.compute_slowdown is None or choice.compute:
+        return ()
+    return (
+        f"contention is off: cluster {cluster.name} states that compute takes"
+        f" {cluster.compute_slowdown:g} times as long beside collectives; --contention compute"
+        " counts that",
+    )
+
+
 def parse_contention(text: str, label: str = "--contention") -> ContentionChoice:
     """Return what ``text`` asks for: ``links``, ``compute``, ``compute=1.2``, ``transfers=1.1``,
     ``latency=3``, several with commas, or ``none``.

@@ -7,13 +7,14 @@ from typing import Any, TextIO
 
 from apsched.names import first_name
 from apsched.pipeline.assumptions import assumed_json
+from apsched.pipeline.device_memory import account_json
 from apsched.pipeline.rate import StepRate
 from apsched.pipeline.result import Result
 from apsched.problem.contention import contention_json
 from apsched.problem.plan.rules import digest
 from apsched.problem.second_group import second_groups
 from apsched.quantities import show_bytes, show_us
-from apsched.report.answer.account import account_json, account_table
+from apsched.report.answer.account import account_table
 from apsched.report.answer.first import first_lines
 from apsched.report.assumed_sizes import assumed_text
 from apsched.report.binding import binds_line, path_json

@@ -11,10 +11,18 @@ SCHEMA = 1
 _WIDTH_OFF_TERMINAL = 140
 
 
+class _Console(Console):
+    """A console that leaves a closed pipe to its caller (Rich would end the process, status 1)."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise again what Rich caught."""
+        raise BrokenPipeError
+
+
 def console(stream: TextIO) -> Console:
     """Return a console that wraps lines on terminals only."""
     width = None if stream.isatty() else _WIDTH_OFF_TERMINAL
-    return Console(file=stream, width=width, highlight=False, soft_wrap=not stream.isatty())
+    return _Console(file=stream, width=width, highlight=False, soft_wrap=not stream.isatty())
 
 
 def plain_table(

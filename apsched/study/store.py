@@ -18,7 +18,7 @@ two answers to one question stays, and writers wait for each other.
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,20 +137,36 @@ class Store:
                 " study SOURCE -o DIR` makes one"
             )
         if create:
-            for folder in (GRAPHS, SCHEDULES):
-                (directory / folder).mkdir(parents=True, exist_ok=True)
+            self._create()
         with self._open() as db:
-            if create:
-                db.executescript(_SCHEMA)
-                db.execute(
-                    "insert into study select ? where not exists (select * from study)", (FORMAT,)
-                )
             found = db.execute("select format from study").fetchone()
             if found is None or found[0] > FORMAT:
                 raise InputError(
                     f"{path}: expected a study of format {FORMAT} or older, found"
                     f" {found and found[0]}; update apsched"
                 )
+
+    def _create(self) -> None:
+        """Make the study, unless it is there; where that fails, nothing of it stays."""
+        directory = self.directory
+        folders = [directory / GRAPHS, directory / SCHEDULES, directory, *directory.parents]
+        new_folders = [folder for folder in folders if not folder.exists()]
+        is_new = not (directory / FILE).exists()
+        try:
+            for folder in (GRAPHS, SCHEDULES):
+                (directory / folder).mkdir(parents=True, exist_ok=True)
+            with self._open() as db:
+                db.executescript(_SCHEMA)
+                db.execute(
+                    "insert into study select ? where not exists (select * from study)", (FORMAT,)
+                )
+        except BaseException:
+            for ending in ("", "-wal", "-shm", "-journal") if is_new else ():
+                (directory / f"{FILE}{ending}").unlink(missing_ok=True)
+            for new in new_folders:
+                with suppress(OSError):
+                    new.rmdir()
+            raise
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -161,6 +177,11 @@ class Store:
                 db.execute("pragma foreign_keys = on")
                 with db:
                     yield db
+        except sqlite3.OperationalError as error:
+            raise InputError(
+                f"{path}: cannot read or write the study: {error}; answers that were kept before"
+                " are whole: the same command goes on from there"
+            ) from None
         except sqlite3.DatabaseError as error:
             raise InputError(f"{path}: expected the file of a study, found: {error}") from None
 
@@ -233,7 +254,7 @@ class Store:
             if known is not None and kept == known.outcome:
                 return
             if kept.schedule is not None:
-                write_atomic(self.directory / f"{schedule}", kept.schedule)
+                write_atomic(self.directory / f"{schedule}", kept.schedule)  # before its row
             elif known is not None:
                 schedule = known.schedule
             db.execute(

@@ -2,7 +2,9 @@
 schedule out.
 """
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -117,7 +119,7 @@ class ExactModel:
         solver.parameters.num_workers = options.num_workers
         solver.parameters.random_seed = options.seed
         solver.parameters.max_deterministic_time = options.budget
-        status = solver.solve(model)
+        status = _solved(solver, model)
         found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
         program = (
             extract(self.instance.problem, self.variables, solver.boolean_value, solver.value)
@@ -135,6 +137,26 @@ class ExactModel:
             infeasible=status == cp_model.INFEASIBLE,
             deterministic_work=float(solver.response_proto.deterministic_time),
         )
+
+
+def _solved(solver: cp_model.CpSolver, model: cp_model.CpModel) -> cp_model.CpSolverStatus:
+    """Solve ``model`` and return the status; an interrupt (Ctrl-C) stops the solver and goes on to
+    the caller.
+
+    CP-SAT by itself takes the interrupt and returns what it has: a worse answer without a word.
+    Signals reach only the main thread, which must not be in CP-SAT for that; another thread, which
+    gets none, solves directly.
+    """
+    solver.parameters.catch_sigint_signal = False
+    if threading.current_thread() is not threading.main_thread():
+        return solver.solve(model)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        running = pool.submit(solver.solve, model)
+        try:
+            return running.result()
+        except BaseException:
+            solver.stop_search()
+            raise
 
 
 def extract(

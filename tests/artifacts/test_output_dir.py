@@ -7,6 +7,7 @@ import pytest
 
 from apsched.artifacts import output_dir as out_files
 from apsched.artifacts.output_dir import write_files, write_or_rescue
+from apsched.atomic_files import StagedFile, stage_file
 from apsched.errors import InputError
 from tests.conftest import Run
 
@@ -109,3 +110,23 @@ def test_the_schedule_is_kept_where_the_module_cannot_be_written(
     assert (
         json.loads((tmp_path / "out" / "result.json").read_text())["graphs"][0]["step_time_us"] > 0
     )
+
+
+def test_where_one_file_fails_those_that_were_there_stay_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory is never half of one run and half of another."""
+    write_files(tmp_path, {"a.json": b"old a", "b.json": b"old b"})
+    calls = []
+
+    def stage(path: Path, content: bytes) -> StagedFile:
+        calls.append(path)
+        if len(calls) > 1:
+            raise InputError("No space left on device")
+        return stage_file(path, content)
+
+    monkeypatch.setattr("apsched.artifacts.output_dir.stage_file", stage)
+    with pytest.raises(InputError, match="No space left"):
+        write_files(tmp_path, {"a.json": b"new a", "b.json": b"new b"})
+    found = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert found == {"a.json": b"old a", "b.json": b"old b"}

@@ -8,10 +8,10 @@ import pytest
 from apsched.cli.output import refuse_infeasible
 from apsched.config import Caps
 from apsched.errors import InfeasibleError
-from apsched.pipeline.device_memory import BesideGraph, MemoryAccount
+from apsched.pipeline.device_memory import BesideGraph, MemoryAccount, account_json
 from apsched.pipeline.rate import StepRate
 from apsched.pipeline.result import Result, result_of
-from apsched.report.answer.account import account_json, account_table, memory_hint
+from apsched.report.answer.account import account_table, memory_hint
 from apsched.report.answer.first import best_baseline, first_lines
 from apsched.report.summary import print_table
 from apsched.report.table import console

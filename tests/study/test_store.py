@@ -16,6 +16,7 @@ from apsched.study.store import FILE, Store, better_of
 from apsched.study.worker import ALONG, BETTERED, SOLVED, Outcome
 from tests.conftest import Run
 from tests.helpers.graph_row import GRAPH
+from tests.helpers.spoilt_disks import full_disk
 
 NUM_POINTS, NUM_WRITERS = 20, 4
 
@@ -187,3 +188,30 @@ def test_wrong_use(run: Run, words: tuple[str, ...], said: str) -> None:
     ran = run("study", *words)
     assert ran.code == 2
     assert said in ran.errors[0]
+
+
+def test_a_full_disk_leaves_no_part_of_a_new_study(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with full_disk(disk):
+        before = sorted(path.name for path in disk.iterdir())
+        with pytest.raises((InputError, OSError)):
+            Store(disk / "new" / "study", create=True)
+        assert sorted(path.name for path in disk.iterdir()) == before
+
+
+def test_an_answer_that_the_disk_has_no_room_for_leaves_the_others_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path, create=True)
+    store.add_graph(GRAPH, b"graph")
+    store.add_result("p1", "g", "none", {}, "run", outcome(7))
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("apsched.study.store.write_atomic", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.add_result("p2", "g", "none", {}, "run", outcome(8))
+    (point,) = Store(tmp_path).points()
+    assert point.point_id == "p1"
+    assert store.schedule_content(point) == b"7"

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from rich.table import Table
 
@@ -12,15 +11,6 @@ from apsched.pipeline.device_memory import MemoryAccount
 from apsched.pipeline.result import Result
 from apsched.quantities import show_bytes
 from apsched.report.table import plain_table
-
-
-def account_json(account: MemoryAccount) -> dict[str, Any]:
-    """Return the account for programs."""
-    return {
-        "device_bytes": account.beside.device_bytes,
-        "beside": [{"what": line.what, "bytes": line.size_bytes} for line in account.lines],
-        "left_bytes": account.left_bytes,
-    }
 
 
 def account_table(results: Sequence[Result]) -> Table | None:
