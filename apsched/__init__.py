@@ -6,9 +6,11 @@ first used (PEP 562), so that nothing imports torch before it is needed.
 """
 
 import re
+import sys
 import warnings
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 __version__ = "0.2.0"
@@ -52,9 +54,19 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(module), attribute)
     if name not in _PUBLIC:
         raise AttributeError(f"module 'apsched' has no attribute {name!r}")
-    value = getattr(import_module(_PUBLIC[name]), name)
+    function = getattr(import_module(_PUBLIC[name]), name)
+    value = sys.modules.get(f"{__name__}.{name}", function)  # a CallablePackage, which calls it
     globals()[name] = value
     return value
+
+
+class CallablePackage(ModuleType):
+    """A package with the name of a public function, which calling it calls: ``apsched.capture``."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the public function of this name."""
+        name = self.__name__.rpartition(".")[2]
+        return getattr(import_module(_PUBLIC[name]), name)(*args, **kwargs)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,7 @@
 # The public names of apsched, each once: `apsched/__init__.py` reads them here, and imports them
 # when they are first used.
 
+from apsched.api import capture as capture
 from apsched.api import optimize as optimize
 from apsched.api import solve as solve
 from apsched.calibrate.measure_in_job import measure_costs as measure_costs
@@ -16,6 +17,7 @@ from apsched.errors import ApschedError as ApschedError
 from apsched.errors import InfeasibleError as InfeasibleError
 from apsched.errors import InputError as InputError
 from apsched.errors import RoundTripError as RoundTripError
+from apsched.errors import SelfCheckError as SelfCheckError
 from apsched.graph.export.export import export_graph as export_graph
 from apsched.integrations.ddp_buckets import ddp_buckets as ddp_buckets
 from apsched.integrations.tune_fsdp2 import tune_fsdp2 as tune_fsdp2

@@ -1,6 +1,8 @@
 """``apsched.optimize`` and ``apsched.solve``: a graph in, its fastest order out, with a proof."""
 
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from enum import Enum
 from os import PathLike
@@ -9,6 +11,8 @@ from typing import Final, Literal
 import networkx as nx
 import torch
 
+from apsched.capture.fake_world import world
+from apsched.capture.function import capture_own
 from apsched.capture.graph_module import capture_graph, direction_of
 from apsched.compiler.schedule_captured import RESULT, scheduled
 from apsched.compiler.schedule_graph import kept_as_it_was
@@ -20,8 +24,12 @@ from apsched.config import (
     scenario_options,
     with_keywords,
 )
-from apsched.costs.clusters.cluster import cluster_names, load_cluster
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, cluster_names, load_cluster
 from apsched.costs.model import CostModel
+from apsched.errors import InputError
+from apsched.graph.export.export import export_graph
+from apsched.models.mesh import MeshSpec
 from apsched.pipeline.assumptions import check_hints
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import (
@@ -55,6 +63,7 @@ def optimize(
     caps: Caps | None = None,
     options: SolveOptions | None = None,
     cost_model: CostModel | None = None,
+    memory_cap: int | str | None = None,
     memory_cap_bytes: int | str | None = None,
     bucket_cap_bytes: int | None = None,
     max_topo_span: int | None = None,
@@ -95,10 +104,10 @@ def optimize(
     cost_model
         Prices of nodes and collectives; by default those of the cluster ``h100``, with the process
         groups that run here.
-    memory_cap_bytes
-        Live bytes at any node. Text is read as by ``--memory-cap``: ``"none"``, ``"floor"``,
-        ``"60GiB"``. ``None`` is the memory of the cost model's device, less what it holds beside
-        the graph with an optimizer of AdamW's size, and no cap where the model is one of the
+    memory_cap, memory_cap_bytes
+        Two names for one thing: live bytes at any node. Text is read as by ``--memory-cap``:
+        ``"none"``, ``"floor"``, ``"60GiB"``. ``None`` is the memory of the cost model's device,
+        less what it holds beside the graph with an optimizer of AdamW's size, and no cap where the model is one of the
         user's own.
     bucket_cap_bytes, max_topo_span, max_prefetch, in_flight_cap_bytes, max_compute_move
         As in :class:`apsched.Caps`; ``None`` is no limit. Compute moves only where it has something
@@ -143,7 +152,8 @@ def optimize(
         Where the graph to be returned, exported and simulated again, is not what was claimed; the
         message names the difference.
     """
-    memory_cap_of(memory_cap_bytes, "memory_cap_bytes")
+    memory_cap_bytes = _one_of_two(memory_cap, memory_cap_bytes)
+    memory_cap_of(memory_cap_bytes, "memory_cap")
     if caps is not None and caps.memory_cap_bytes is not None and memory_cap_bytes is not None:
         with_keywords(caps, "caps", {"memory_cap_bytes": memory_cap_bytes})  # says so
     limits = _caps(
@@ -184,12 +194,51 @@ def optimize(
         return kept_as_it_was(gm, error, settings, direction_of(gm.graph))
 
 
+def capture(
+    model: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    mesh: str | None = None,
+    *,
+    cluster: str = DEFAULT_CLUSTER,
+    activation_checkpoint: str = "none",
+) -> tuple[nx.DiGraph, ...]:
+    """Return the graphs of a training step of ``model``, forward and backward, priced for
+    ``cluster``: what :func:`apsched.solve` takes. Nothing is computed, and no GPU is needed.
+
+    ``mesh`` (``"fsdp=64"``) shards the model **in place**, as ``apsched solve module:function
+    --mesh`` does, on a fake process group; without it the process group that runs, if any, is what
+    counts. The model may be on the ``meta`` device. ``activation_checkpoint`` is ``none``,
+    ``full``, ``selective`` or ``every-N``. ``InputError`` where the model cannot be traced, or has
+    no mesh of that form.
+    """
+    spec = None if mesh is None else MeshSpec.parse(mesh)
+    with world(spec.world_size) if spec is not None else nullcontext():
+        found = capture_own(
+            model,
+            tuple(inputs),
+            source=type(model).__name__,
+            num_ranks=None if spec is None else spec.world_size,
+            mesh=spec,
+            activation_checkpoint=activation_checkpoint,
+        )
+        ranks = {name: tuple(range(size)) for name, size in found.group_sizes.items()}
+        ranks |= {name: known for name, known in found.group_ranks.items() if known}
+        prices = ClusterCostModel(load_cluster(cluster), ranks)
+        for warning in found.warnings:
+            warnings.warn(warning, stacklevel=2)
+        return tuple(
+            export_graph(graph, prices, group_ranks=ranks, cluster_name=prices.cluster.name)
+            for graph in found.graphs
+        )
+
+
 def solve(
     graph: "nx.DiGraph | Problem",
     caps: Caps | None = None,
     options: SolveOptions | None = None,
     *,
-    memory_cap_bytes: int | None = None,
+    memory_cap: int | str | None = None,
+    memory_cap_bytes: int | str | None = None,
     bucket_cap_bytes: int | None = None,
     max_topo_span: int | None = None,
     max_prefetch: int | None = None,
@@ -210,9 +259,10 @@ def solve(
     """Return the fastest schedule of ``graph`` (a DAG of ``export_graph`` or a graph file, or a
     Problem) within the caps; ``None`` is no limit.
 
-    Caps and options of the search come in records or as keywords, each value once; see
-    :func:`apsched.optimize` for all of them. Compute moves by at most 200 places without ``caps``,
-    and as far as ``caps.max_compute_move`` says with it. Where it has nothing to hide the search
+    ``memory_cap`` (or ``memory_cap_bytes``, the same) is bytes or a text as for ``--memory-cap``:
+    ``"60GiB"``, ``"floor"``. Caps and options of the search come in records or as keywords, each
+    value once; see :func:`apsched.optimize` for all of them. Compute moves by at most 200 places
+    without ``caps``, and as far as ``caps.max_compute_move`` says with it. Where it has nothing to hide the search
     keeps it as captured; bounds hold for all orders within the caps. ``plan`` has rules for
     collectives by name: an :class:`apsched.Plan`, or the path of a plan file. The solver decides
     the rest. With
@@ -223,6 +273,7 @@ def solve(
     ``Result.answer.infeasibility`` says why. ``group_ranks`` are process ranks of process groups by
     name, for contention, beside those that the DAG has. Needs no process group and no FX graph.
     """
+    stated = memory_cap_of(_one_of_two(memory_cap, memory_cap_bytes), "memory_cap")
     request = SolveRequest(
         caps=_caps(
             caps,
@@ -231,7 +282,7 @@ def solve(
             max_topo_span,
             max_prefetch,
             in_flight_cap_bytes,
-            memory_cap_bytes,
+            None if stated is None else stated.size_bytes,
         ),
         options=_options(options, time_slack, budget, seed),
         plan=as_plan(plan),
@@ -239,7 +290,8 @@ def solve(
         scenarios=scenario_options(scenarios, noise, robust),
         second_group=second_group,
     )
-    request = replace(request, memory_cap=MemoryCap(size_bytes=request.caps.memory_cap_bytes))
+    cap = MemoryCap(size_bytes=request.caps.memory_cap_bytes)
+    request = replace(request, memory_cap=cap if stated is None else stated)
     dag = None if isinstance(graph, Problem) else graph
     problem = graph if isinstance(graph, Problem) else build_problem(graph)
     cluster = dag.graph["cluster"] if dag is not None else ""
@@ -254,6 +306,13 @@ def solve(
     result = solve_problem(problem, limits, request, progress, without_bitwise=without_bitwise)
     result = replace(result, cluster=cluster)
     return result if dag is None else with_shares(result, dag)
+
+
+def _one_of_two(memory_cap: int | str | None, same: int | str | None) -> int | str | None:
+    """Return the memory cap, which has two names; InputError where both are stated."""
+    if memory_cap is not None and same is not None:
+        raise InputError("memory_cap: expected it once, found memory_cap_bytes, too; leave one out")
+    return same if memory_cap is None else memory_cap
 
 
 def _caps(

@@ -211,3 +211,20 @@ def test_second_groups_without_a_compiler(debug_graphs: dict[str, Path]) -> None
     assert (both.step_time_us == alone.step_time_us) == (
         both.problem.streams == alone.problem.streams
     )
+
+
+def test_a_model_of_ones_own_is_captured_by_mesh_and_solved() -> None:
+    """In public, priced, and whether or not the package of that name was imported before."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    forward, backward = apsched.capture(model, [torch.zeros(4, 64)], "fsdp=4")
+    assert (forward.graph["name"], backward.graph["name"]) == ("forward", "backward")
+    assert forward.graph["cluster"] == "h100"
+    result = apsched.solve(backward, memory_cap="1GiB", budget=0)
+    assert result.best is not None
+    assert result.caps.memory_cap_bytes == 2**30
+    least = apsched.solve(backward, memory_cap="floor", budget=0)
+    assert least.caps.memory_cap_bytes == least.answer.floor_memory_bytes
+    with pytest.raises(apsched.InputError, match="memory_cap: expected it once"):
+        apsched.solve(backward, memory_cap="1GiB", memory_cap_bytes=2**30)
+    with pytest.raises(apsched.InputError, match="mesh axes are"):
+        apsched.capture(model, [torch.zeros(4, 64)], "pp=4")

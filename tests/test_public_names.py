@@ -14,9 +14,19 @@ import apsched
 NAMES = (
     *("optimize", "solve", "backend", "inductor_pass", "tune_fsdp2", "ddp_buckets"),
     *("Caps", "SolveOptions", "Plan", "Rule", "load_plan"),
-    *("capture_graph", "export_graph", "Problem", "Schedule", "Result", "simulate", "verify"),
+    *(
+        "capture",
+        "capture_graph",
+        "export_graph",
+        "Problem",
+        "Schedule",
+        "Result",
+        "simulate",
+        "verify",
+    ),
     *("CostModel", "load_cost_model", "measure_costs"),
     *("ApschedError", "InputError", "InfeasibleError", "AgreementError", "RoundTripError"),
+    "SelfCheckError",
 )
 RENAMED = {
     "ClusterCostModel": ("apsched.costs.cluster_model", "ClusterCostModel"),

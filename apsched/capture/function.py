@@ -60,31 +60,55 @@ def capture_function(
         num_ranks = mesh.world_size
     with world(num_ranks) if num_ranks is not None else nullcontext():
         module, inputs = call_function(source)
-        warnings = () if mesh is None else _sharded_over(module, inputs, source, mesh)
-        checkpointing, blocks = Checkpointing.parse(activation_checkpoint), blocks_of(module)
-        if checkpointing.every and not blocks:
-            raise InputError(
-                f"{source}: activation checkpointing needs layers in a ModuleList or ModuleDict,"
-                f" and {type(module).__name__} has none; leave it out, or call"
-                " torch.utils.checkpoint in the module"
+        return capture_own(
+            module,
+            inputs,
+            source=source,
+            num_ranks=num_ranks,
+            mesh=mesh,
+            reshard_after_forward=reshard_after_forward,
+            activation_checkpoint=activation_checkpoint,
+        )
+
+
+def capture_own(
+    module: torch.nn.Module,
+    inputs: tuple[Any, ...],
+    *,
+    source: str,
+    num_ranks: int | None,
+    mesh: MeshSpec | None,
+    reshard_after_forward: bool = True,
+    activation_checkpoint: str = "none",
+) -> Capture:
+    """Return the graphs of a module of the user's own, which ``mesh`` shards in place; a process
+    group of ``num_ranks`` runs. See :func:`capture_function`; ``source`` names it in messages.
+    """
+    warnings = () if mesh is None else _sharded_over(module, inputs, source, mesh)
+    checkpointing, blocks = Checkpointing.parse(activation_checkpoint), blocks_of(module)
+    if checkpointing.every and not blocks:
+        raise InputError(
+            f"{source}: activation checkpointing needs layers in a ModuleList or ModuleDict,"
+            f" and {type(module).__name__} has none; leave it out, or call"
+            " torch.utils.checkpoint in the module"
+        )
+    try:
+        with quiet_fake_tensors():
+            passes = checkpointing.passes(blocks)
+            capture = capture_module(
+                module,
+                inputs,
+                source=source,
+                reshard_after_forward=reshard_after_forward,
+                passes=passes,
             )
-        try:
-            with quiet_fake_tensors():
-                passes = checkpointing.passes(blocks)
-                capture = capture_module(
-                    module,
-                    inputs,
-                    source=source,
-                    reshard_after_forward=reshard_after_forward,
-                    passes=passes,
-                )
-        except ApschedError:
-            raise
-        except Exception as error:
-            raise InputError(
-                f"{source}: expected a module that AOTAutograd can trace with these inputs, found"
-                f" {_told(error)}"
-            ) from error
+    except ApschedError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{source}: expected a module that AOTAutograd can trace with these inputs, found"
+            f" {_told(error)}"
+        ) from error
     if num_ranks is not None and num_ranks > 1 and not _has_collectives(capture):
         warnings = (
             *warnings,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from apsched.config import Caps
 from apsched.pipeline.assumptions import Assumptions
@@ -15,6 +16,9 @@ from apsched.schedule.schedule import Schedule
 from apsched.schedule.simulate import Timeline, simulate
 from apsched.units import ticks_to_us
 from apsched.what_if.robustness import Robustness
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,33 @@ class Result:
     """What the best schedule and others take over sampled costs; ``None`` where that was not asked
     for.
     """
+
+    def __repr__(self) -> str:
+        """Three lines: step time and bound, memory, the best baseline."""
+        from apsched.report.answer.shown import three_lines
+
+        return "\n".join(three_lines(self))
+
+    def _repr_html_(self) -> str:
+        """The three lines and the timeline, for notebooks."""
+        from apsched.report.answer.shown import as_html
+
+        return as_html(self)
+
+    def summary(self) -> str:
+        """Return what ``apsched solve`` prints about this graph."""
+        from apsched.report.answer.shown import summary_text
+
+        return summary_text(self)
+
+    def to_frame(self, what: str = "schedule") -> "DataFrame":
+        """Return one row for each step of the ``"schedule"`` (with its memory), or for each of its
+        ``"launches"``, as a pandas DataFrame (extra ``apsched[pandas]``); the columns name their
+        units. ``InputError`` where there is no schedule, no pandas or no such table.
+        """
+        from apsched.report.answer.frames import frame_of
+
+        return frame_of(self, what)
 
     @property
     def beaten_by(self) -> tuple[Score, ...]:

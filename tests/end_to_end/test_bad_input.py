@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from apsched.atomic_files import StagedFile, stage_file
 from apsched.graph.graph_file import load_graph
 from apsched.problem.build import build_problem
 from tests.conftest import Run
@@ -470,13 +471,13 @@ def test_a_disk_that_is_full_leaves_nothing(
 
     written = []
 
-    def write(path: Path, data: bytes) -> None:
+    def write(path: Path, data: bytes) -> StagedFile:
         if written:
             raise OSError(28, "No space left on device")
         written.append(path)
-        path.write_bytes(data)
+        return stage_file(path, data)
 
-    monkeypatch.setattr(out_files, "write_atomic", write)
+    monkeypatch.setattr(out_files, "stage_file", write)
     ran = run("solve", debug_graphs["forward"], "-o", tmp_path / "a" / "b")
     assert ran.code == 2
     assert written
