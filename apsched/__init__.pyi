@@ -1,6 +1,9 @@
 # The public names of apsched, each once: `apsched/__init__.py` reads them here, and imports them
 # when they are first used.
 
+from types import ModuleType
+from typing import Any
+
 from apsched.api import capture as capture
 from apsched.api import optimize as optimize
 from apsched.api import solve as solve
@@ -31,4 +34,8 @@ from apsched.schedule.simulate import simulate as simulate
 from apsched.schedule.verify import verify as verify
 
 __version__: str
+
+class CallablePackage(ModuleType):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
 __all__: list[str]

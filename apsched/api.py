@@ -107,8 +107,8 @@ def optimize(
     memory_cap, memory_cap_bytes
         Two names for one thing: live bytes at any node. Text is read as by ``--memory-cap``:
         ``"none"``, ``"floor"``, ``"60GiB"``. ``None`` is the memory of the cost model's device,
-        less what it holds beside the graph with an optimizer of AdamW's size, and no cap where the model is one of the
-        user's own.
+        less what it holds beside the graph with an optimizer of AdamW's size, and no
+        cap where the model is one of the user's own.
     bucket_cap_bytes, max_topo_span, max_prefetch, in_flight_cap_bytes, max_compute_move
         As in :class:`apsched.Caps`; ``None`` is no limit. Compute moves only where it has something
         to hide; without ``caps``, by at most 200 places where ``max_compute_move`` is left out.
@@ -262,9 +262,9 @@ def solve(
     ``memory_cap`` (or ``memory_cap_bytes``, the same) is bytes or a text as for ``--memory-cap``:
     ``"60GiB"``, ``"floor"``. Caps and options of the search come in records or as keywords, each
     value once; see :func:`apsched.optimize` for all of them. Compute moves by at most 200 places
-    without ``caps``, and as far as ``caps.max_compute_move`` says with it. Where it has nothing to hide the search
-    keeps it as captured; bounds hold for all orders within the caps. ``plan`` has rules for
-    collectives by name: an :class:`apsched.Plan`, or the path of a plan file. The solver decides
+    without ``caps``, and as far as ``caps.max_compute_move`` says with it. Where it has nothing
+    to hide the search keeps it as captured; bounds hold for all orders within the caps. ``plan``
+    has rules for collectives by name: an :class:`apsched.Plan`, or the path of a plan file. The solver decides
     the rest. With
     ``bitwise``, ``Result.bitwise`` has the cost of it; with ``scenarios``, ``Result.robustness``
     has the step times over the sampled costs; with ``second_group``, ``Result.problem`` has the
