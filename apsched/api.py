@@ -264,12 +264,11 @@ def solve(
     value once; see :func:`apsched.optimize` for all of them. Compute moves by at most 200 places
     without ``caps``, and as far as ``caps.max_compute_move`` says with it. Where it has nothing
     to hide the search keeps it as captured; bounds hold for all orders within the caps. ``plan``
-    has rules for collectives by name: an :class:`apsched.Plan`, or the path of a plan file. The solver decides
-    the rest. With
-    ``bitwise``, ``Result.bitwise`` has the cost of it; with ``scenarios``, ``Result.robustness``
-    has the step times over the sampled costs; with ``second_group``, ``Result.problem`` has the
-    second groups where these are faster. ``contention`` given as text is that of the cluster of the
-    DAG. Where no schedule keeps the caps, ``Result.best`` is ``None`` and
+    has rules for collectives by name: an :class:`apsched.Plan`, or the path of a plan file. The
+    solver decides the rest. With ``bitwise``, ``Result.bitwise`` has the cost of it; with
+    ``scenarios``, ``Result.robustness`` has the step times over the sampled costs; with
+    ``second_group``, ``Result.problem`` has the second groups where these are faster.
+    ``contention`` given as text is that of the cluster of the DAG. Where no schedule keeps the caps, ``Result.best`` is ``None`` and
     ``Result.answer.infeasibility`` says why. ``group_ranks`` are process ranks of process groups by
     name, for contention, beside those that the DAG has. Needs no process group and no FX graph.
     """

@@ -67,9 +67,9 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.pipeline.solve_graph import under_plan
     from apsched.pipeline.steps import with_torch_schedulers
     from apsched.progress import Progress
+    from apsched.report.answer.whole_step import keep_json, print_kept
     from apsched.report.summary import print_solved, report_json
     from apsched.report.table import print_json
-    from apsched.report.answer.whole_step import keep_json, print_kept
     from apsched.whole_step.asked import KEPT_FILE, asked_to_keep, kept_file
     from apsched.whole_step.solve import solve_graphs
 
