@@ -268,8 +268,9 @@ def solve(
     solver decides the rest. With ``bitwise``, ``Result.bitwise`` has the cost of it; with
     ``scenarios``, ``Result.robustness`` has the step times over the sampled costs; with
     ``second_group``, ``Result.problem`` has the second groups where these are faster.
-    ``contention`` given as text is that of the cluster of the DAG. Where no schedule keeps the caps, ``Result.best`` is ``None`` and
-    ``Result.answer.infeasibility`` says why. ``group_ranks`` are process ranks of process groups by
+    ``contention`` given as text is that of the cluster of the DAG. Where no schedule keeps the
+    caps, ``Result.best`` is ``None`` and ``Result.answer.infeasibility`` says why.
+    ``group_ranks`` are process ranks of process groups by
     name, for contention, beside those that the DAG has. Needs no process group and no FX graph.
     """
     stated = memory_cap_of(_one_of_two(memory_cap, memory_cap_bytes), "memory_cap")
