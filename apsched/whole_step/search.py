@@ -49,6 +49,16 @@ class StepAnswer:
         ticks = self.best.step_ticks
         return (ticks - self.bound.ticks) / ticks if ticks else 0.0
 
+    @property
+    def frontier(self) -> tuple[SolvedChoice, ...]:
+        """Of the choices solved those that no other beats in both step time and peak, by peak."""
+        found: list[SolvedChoice] = []
+        fitting = (choice for choice in self.tried if choice.fits)
+        for choice in sorted(fitting, key=lambda c: (c.peak_bytes, c.step_ticks, len(c.kept))):
+            if not found or choice.step_ticks < found[-1].step_ticks:
+                found.append(choice)
+        return tuple(found)
+
 
 def solve_asked(step: Step, asked: AskedToKeep, label: str = "--keep") -> StepAnswer:
     """Return the answer for what is asked: the choice found, or the one stated with the bound of

@@ -17,6 +17,9 @@ from apsched.whole_step.pair import SolvedChoice, Step
 from apsched.whole_step.search import StepAnswer, solve_step
 
 GIB = 2**30
+ROOM = (0.5, 0.1)
+"""Room under the lower caps: shares of what keeping everything takes, above the least cap that is
+known to do with all gathered again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,7 @@ class Case:
     cluster: str
     num_layers: int | None = None
     budget: float = SolveOptions().budget
+    room: tuple[float, ...] = ROOM
 
     def __str__(self) -> str:
         layers = "" if self.num_layers is None else f", {self.num_layers} layers"
@@ -43,9 +47,6 @@ GRID = (
 SMOKE = (
     Case(model="llama3-debug", mesh="fsdp=8", seq_len=64, cluster="h100", num_layers=1, budget=0.0),
 )
-ROOM = (0.5, 0.1)
-"""Room under the lower caps: shares of what keeping everything takes, above the least cap that is
-known to do with all gathered again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ def measured(case: Case) -> Iterator[Row]:
         again = free.solve(Choice())
         least = max(result.answer.floor_memory_bytes for result in again.results)
         most = sum(p.size_bytes for p in free.parameters)
-        for share in ROOM:
+        for share in case.room:
             cap = least + int(share * most)
             tight = SolveRequest(
                 caps=request.caps, options=request.options, memory_cap=MemoryCap(size_bytes=cap)

@@ -165,6 +165,11 @@ def test_the_search_is_near_the_best_choice_and_solves_few(seed: int) -> None:
     assert few < 25
     saved, could = (10**6 + sum(saves.values()) - t for t in (answer.best.step_ticks, least))
     assert saved >= 0.6 * could
+    frontier = [(s.peak_bytes, s.step_ticks) for s in answer.frontier]
+    assert frontier == sorted(frontier)
+    assert [-ticks for _, ticks in frontier] == sorted(-ticks for _, ticks in frontier)
+    fitting = [(s.peak_bytes, s.step_ticks) for s in answer.tried if s.fits]
+    assert all(any(p <= peak and t <= ticks for p, t in frontier) for peak, ticks in fitting)
 
 
 def parameter(name: str, elements: int, need: int) -> Parameter:

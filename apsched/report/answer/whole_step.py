@@ -24,6 +24,9 @@ def keep_json(answer: StepAnswer) -> dict[str, Any]:
         "memory_cap_bytes": answer.cap_bytes,
         "baselines": {name: _figures(choice) for name, choice in answer.baselines.items()},
         "tried": [_figures(choice) for choice in answer.tried],
+        "frontier": [
+            {**_figures(choice), "kept": sorted(choice.kept)} for choice in answer.frontier
+        ],
     }
 
 
@@ -78,4 +81,10 @@ def kept_lines(answer: StepAnswer) -> tuple[str, ...]:
         f" {show_bytes(answer.cap_bytes)}",
         f"  kept from forward to backward: {len(best.kept)} of {answer.num_parameters} parameters,"
         f" {show_bytes(best.kept_bytes)}; {again} gathered again",
+        "  memory against step time, of the choices solved: "
+        + "; ".join(
+            f"{show_bytes(choice.peak_bytes)} {show_us(ticks_to_us(choice.step_ticks))}"
+            f" ({len(choice.kept)} kept)"
+            for choice in answer.frontier
+        ),
     )

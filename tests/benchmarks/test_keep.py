@@ -1,0 +1,42 @@
+"""The benchmark of what is kept: it runs on a small model, and fails where a choice that people
+make is faster.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.keep.__main__ import beaten, main
+from benchmarks.keep.cases import Row
+
+ROW = Row(
+    case="a step",
+    cap="device",
+    choice="all",
+    num_kept=3,
+    kept_gib=1.0,
+    forward_ms=1.0,
+    backward_ms=2.0,
+    step_ms=3.0,
+    peak_gib=4.0,
+    gap=None,
+    cpu_s=None,
+)
+FOUND = replace(ROW, choice="apsched", gap=0.01, cpu_s=5.0)
+
+
+def test_smoke(tmp_path: Path) -> None:
+    out = tmp_path / "keep.md"
+    assert main(["--smoke", "-o", str(out)]) == 0
+    rows = [Row(**row) for row in json.loads(out.with_suffix(".json").read_text())]
+    assert [row.choice for row in rows] == ["none", "all", "fsdp2", "apsched"]
+    assert len(out.read_text().splitlines()) == 2 + len(rows)
+    assert rows[-1].num_kept == rows[1].num_kept == 11
+    assert not beaten(rows)
+
+
+def test_a_faster_choice_under_the_same_cap_is_found() -> None:
+    fast = replace(ROW, step_ms=2.9)
+    assert beaten([fast, FOUND]) == [fast]
+    assert beaten([replace(fast, cap="less"), ROW, FOUND]) == []
+    assert beaten([replace(ROW, step_ms=None), FOUND]) == []

@@ -1,0 +1,90 @@
+"""What a user asks to be kept, as text, as names and as a file; bad input is refused in words."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from apsched.cli.main import main
+from apsched.errors import InputError
+from apsched.whole_step.asked import AskedToKeep, asked_to_keep, kept_file
+from apsched.whole_step.choices import Choice
+
+NAMES = ["layers.0.w", "layers.0.b", "layers.1.w", "norm.w"]
+
+
+@pytest.mark.parametrize("text", ["none", "all", "auto"])
+def test_words(text: str) -> None:
+    assert asked_to_keep(text) == AskedToKeep(mode=text)
+    assert asked_to_keep("all").chosen(NAMES) == Choice(NAMES)
+    assert asked_to_keep("none").chosen(NAMES) == Choice()
+
+
+def test_a_file_has_names_expressions_and_comments(tmp_path: Path) -> None:
+    file = tmp_path / "kept.txt"
+    file.write_text("# the last block\nlayers[.]1[.].*\n\nnorm.w  # and the norm\n")
+    assert asked_to_keep(file).chosen(NAMES) == {"layers.1.w", "norm.w"}
+    file.write_bytes(kept_file(Choice(["norm.w", "layers.0.b"])))
+    assert file.read_text() == "layers.0.b\nnorm.w\n"
+    assert asked_to_keep(str(file)).chosen(NAMES) == {"layers.0.b", "norm.w"}
+
+
+def test_a_name_fits_itself_before_it_is_an_expression() -> None:
+    assert asked_to_keep(["a.b"]).chosen(["axb", "a.b"]) == {"a.b"}
+
+
+def test_an_entry_that_fits_nothing_is_refused_but_for_one_of_several_graphs() -> None:
+    asked = asked_to_keep(["norm.w", "layers.7.w"])
+    with pytest.raises(InputError, match=r"such as layers.0.w\), found none that 'layers.7.w' fit"):
+        asked.chosen(NAMES)
+    assert asked.fitting(NAMES) == {"norm.w"}
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ("no such file", "expected auto, none, all or a readable file"),
+        (["("], r"expected the name of a parameter or a regular expression, found '\('"),
+        (7, "expected auto, none, all, a file or names of parameters; found 7"),
+    ],
+)
+def test_what_is_wrong_is_refused(stated: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        asked_to_keep(stated)  # type: ignore[arg-type]
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "kept.txt"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="readable file"):
+        asked_to_keep(file)
+
+
+SOLVE = ["llama3-debug", "--mesh", "fsdp=4", "--seq", "32", "--layers", "1", "--budget", "0"]
+
+
+def test_solve_keeps_what_is_fastest_and_apply_replays_it(tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "kept"
+    assert main(["solve", *SOLVE, "--keep", "auto", "-o", str(folder)]) == 0
+    assert "kept from forward to backward: 11 of 11 parameters" in capsys.readouterr().out
+    report = json.loads((folder / "result.json").read_text())
+    kept = report["keep"]
+    assert kept["kept"] == (folder / "kept.txt").read_text().splitlines()
+    assert kept["step_time_us"] == sum(graph["step_time_us"] for graph in report["graphs"])
+    assert kept["bound_us"] <= kept["step_time_us"] < kept["baselines"]["none"]["step_time_us"]
+    schedules = [str(folder / f"{name}.schedule.json") for name in ("forward", "backward")]
+    again = ["apply", *SOLVE[:-2], *schedules, "-o", str(tmp_path / "applied")]
+    assert main([*again, "--keep", str(folder / "kept.txt")]) == 0
+    assert capsys.readouterr().out.count("round trip exact") == 2
+    for arguments, message in (
+        (["solve", str(folder / "forward.graph"), "--keep", "all"], "expected one forward and one"),
+        ([*again, "--keep", "auto"], "expected the file of what was kept"),
+        (again, "the graph is another one"),
+    ):
+        assert main(arguments) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_one_direction_alone_has_nothing_to_keep(capsys) -> None:
+    assert main(["solve", *SOLVE, "--direction", "forward", "--keep", "all"]) == 2
+    assert "keep: expected one forward and one backward graph" in capsys.readouterr().err
