@@ -38,7 +38,7 @@ def keep(
     backward; what is given stays as it is.
 
     Forward returns the gathered tensor, or the cast or transposed copy of it that backward reads,
-    and backward takes it as an input that nobody else holds, which is freed at its last use there.
+    and backward takes it as an input that the caller does not hold: it is freed at its last use.
 
     Raises
     ------
