@@ -18,6 +18,9 @@ from apsched.atomic_files import write_atomic
 from benchmarks.keep.cases import GRID, SMOKE, Row, measured
 
 _HEAD = (
+    "# Keep or gather again\n\n`python -m benchmarks.keep`: step times and peaks of the choices"
+    " that people make and of the one found (`apsched`), under the memory of the device and lower"
+    " caps.\n\n"
     "| step | memory cap | choice | kept | GiB kept | forward ms | backward ms | step ms | peak GiB"
     " | gap % | CPU s |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
 )
