@@ -1,5 +1,7 @@
 """``python -m apsched``."""
 
+# PYTHON_ARGCOMPLETE_OK
+
 import sys
 
 from apsched.cli import main

@@ -3,6 +3,7 @@
 """
 
 import math
+import re
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -11,6 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from apsched.errors import InputError
 
 _AXES = ("replicate", "fsdp", "tp", "ep")
+_ALIASES = {"dp": "fsdp", "ddp": "replicate"}
+"""Other names of axes: data parallelism, sharded or not."""
+_HSDP = re.compile(r"\bhsdp\s*=\s*(\d+)\s*x\s*(\d+)")
 _EXAMPLES = "fsdp=64, fsdp=16,tp=8, replicate=4,fsdp=16, replicate=64 or fsdp=64,ep=8"
 
 
@@ -47,18 +51,23 @@ class MeshSpec:
     @classmethod
     def parse(cls, text: str) -> "MeshSpec":
         """Return the mesh that ``text`` names, such as ``fsdp=16,tp=8``; raises :class:`InputError`
-        with what is wrong.
+        with what is wrong. ``dp=64`` is ``fsdp=64``, ``ddp=64`` is ``replicate=64`` and
+        ``hsdp=4x16`` is ``replicate=4,fsdp=16``.
         """
         sizes: dict[str, int] = {}
-        for part in text.split(","):
+        for part in _HSDP.sub(r"replicate=\1,fsdp=\2", text).split(","):
             axis, equals, size = (piece.strip() for piece in part.partition("="))
+            axis = _ALIASES.get(axis, axis)
             if not equals:
                 raise InputError(
                     f"a mesh is a list of axis=size such as {_EXAMPLES}; found {part.strip()!r} in"
                     f" {text!r}"
                 )
             if axis not in _AXES:
-                raise InputError(f"mesh axes are {', '.join(_AXES)}; found {axis!r} in {text!r}")
+                raise InputError(
+                    f"mesh axes are {', '.join(_AXES)} (ddp=N, dp=N and hsdp=NxM name some of"
+                    f" them); found {axis!r} in {text!r}"
+                )
             if axis in sizes:
                 raise InputError(f"mesh axis {axis!r} is given twice in {text!r}; give it once")
             if not size.removeprefix("-").isdecimal():

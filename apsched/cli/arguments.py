@@ -5,6 +5,7 @@ that several verbs share. Imports nothing that takes time.
 import argparse
 import sys
 from collections.abc import Callable
+from textwrap import fill
 from typing import Any, NoReturn, TextIO
 
 from apsched.config import Option, Unit
@@ -25,11 +26,35 @@ SLOWDOWN_HELP = (
 
 _WITHOUT_HEADING = ("buckets", "process groups")
 
+MESHES = """\
+meshes (--mesh), axis=size with commas between them:
+  fsdp=64              every parameter is sharded over 64 process ranks (also dp=64)
+  replicate=64         64 copies of the model, gradients are all-reduced: DDP (also ddp=64)
+  replicate=4,fsdp=16  4 copies, each sharded over 16 process ranks: HSDP (also hsdp=4x16)
+  fsdp=16,tp=8         matrix products are split over 8 process ranks: tensor parallelism
+  fsdp=64,ep=8         routed experts are split over 8 process ranks of fsdp: expert parallelism
+"""
+"""What ``--help`` says of meshes, a line each."""
+_HELP_WIDTH = 79
+
 Run = Callable[[argparse.Namespace, TextIO], None]
 
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose errors are :class:`InputError`: one line, as of everything else."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+        self.description = fill(self.description or "", _HELP_WIDTH)
+        self.epilog = fill(self.epilog or "", _HELP_WIDTH)
+        self.commands: dict[str, Parser] = {}
+        """Commands of this command, beside what it does itself: ``study compare``."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as the command that the first word names, if there is one."""
+        if args and args[0] in self.commands:
+            return self.commands[args[0]].parse_known_args(args[1:], namespace)
+        return super().parse_known_args(args, namespace)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print ``message``; argparse would hide that it could not be written."""
@@ -58,6 +83,28 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     """Add SOURCE, and what may be chosen about it."""
     parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
     add_groups(parser, "source")
+    explain_meshes(parser)
+
+
+def explain_meshes(parser: argparse.ArgumentParser) -> None:
+    """Put a line for each form of mesh at the end of the help."""
+    parser.epilog = f"{MESHES}\n{parser.epilog}"
+
+
+def add_command(parser: argparse.ArgumentParser, name: str, text: str, run: Run) -> "Parser":
+    """Return the parser of a command of the command that ``parser`` is; ``run(args, stdout)`` runs
+    it.
+    """
+    assert isinstance(parser, Parser)
+    command = Parser(
+        prog=f"{parser.prog} {name}",
+        description=text[0].upper() + text[1:] + ".",
+        epilog=EPILOG,
+        allow_abbrev=False,
+    )
+    command.set_defaults(run=run)
+    parser.commands[name] = command
+    return command
 
 
 def add_groups(parser: argparse.ArgumentParser, *groups: str) -> None:

@@ -53,10 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None, answer: TextIO) -> None:
     """Run the command; what it printed has left the buffer when this returns."""
-    from apsched.cli.parser import build_parser  # takes time, in which an interrupt may come
+    # takes time, in which an interrupt may come
+    from apsched.cli.parser import build_parser, complete_for_shell
 
     try:
-        args = build_parser().parse_args(argv)
+        parser = build_parser()
+        complete_for_shell(parser)
+        args = parser.parse_args(argv)
         with redirect_stdout(sys.stderr), unpacked_limit(getattr(args, "unpacked_limit", None)):
             args.run(args, answer)
     except SystemExit:  # of --help and --version

@@ -1,6 +1,7 @@
 """The parser of all verbs, each from its file. Values stay text here; ``options.py`` reads them."""
 
 import argparse
+import os
 
 from apsched import __version__
 from apsched.cli.arguments import EPILOG, Parser
@@ -23,6 +24,19 @@ _VERBS = (
     *(solve, audit, compare, explain, apply, capture),
     *(calibrate, study, cache, report, trace, listings),
 )
+
+
+def complete_for_shell(parser: argparse.ArgumentParser) -> None:
+    """Print what a shell asks for and exit, where it asks (``_ARGCOMPLETE`` is set) and argcomplete
+    is installed (extra ``apsched[completion]``).
+    """
+    if "_ARGCOMPLETE" not in os.environ:
+        return
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    argcomplete.autocomplete(parser)
 
 
 def build_parser() -> argparse.ArgumentParser:

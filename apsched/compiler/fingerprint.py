@@ -40,6 +40,7 @@ def fingerprint(settings: Settings, *more: object) -> str | None:
         prices,
         settings.caps,
         settings.stated_memory_cap,
+        (settings.solve_request.optimizer, settings.solve_request.reserve),
         settings.plan.rules,
         settings.bitwise,
         settings.second_group,

@@ -7,7 +7,7 @@ gradients are in the peak of backward, and none is alive in forward
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import networkx as nx
@@ -120,6 +120,14 @@ def beside_graphs(dags: Sequence[nx.DiGraph], cluster: Cluster) -> tuple[BesideG
         )
         for parameters in held
     )
+
+
+def beside_graph(beside: BesideGraph, dag: nx.DiGraph) -> BesideGraph:
+    """Return what the device holds beside ``dag``, another form of the graph that ``beside`` is
+    about: it may take fewer parameters.
+    """
+    held = sum(size_bytes for size_bytes, _ in _parameters(dag).values())
+    return replace(beside, other_parameter_bytes=max(beside.parameter_bytes - held, 0))
 
 
 def account_json(account: MemoryAccount) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from apsched.capture.keep import Keepable, keep, keepable
 from apsched.config import Caps
 from apsched.errors import InputError
 from apsched.names import direction_named
+from apsched.pipeline.device_memory import beside_graph
 from apsched.pipeline.load import LoadedGraph, loaded_graph
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph
@@ -67,12 +68,13 @@ class Step:
         forward and a backward graph with FX graphs.
         """
         graphs = pair_of(graphs)
+        widest = min if request.memory_cap is None else max  # max: floors differ
         capped = [resolve_caps(g, request, progress).memory_cap_bytes for g in graphs]
         return cls(
             graphs=graphs,
             request=request,
             progress=progress,
-            cap_bytes=None if None in capped else max(c for c in capped if c is not None),
+            cap_bytes=None if None in capped else widest(c for c in capped if c is not None),
             parameters=parameters_of(graphs),
         )
 
@@ -173,7 +175,8 @@ def _priced(old: LoadedGraph, captured: CapturedGraph) -> LoadedGraph:
         progress=Progress(quiet=True),
     )
     problem = with_contention(new.problem, old.problem.contention)
-    return replace(new, problem=problem, seconds=old.seconds)
+    beside = None if old.beside is None else beside_graph(old.beside, new.dag)
+    return replace(new, problem=problem, seconds=old.seconds, beside=beside)
 
 
 def _parameter(found: Keepable, backward: Problem) -> Parameter:

@@ -100,6 +100,45 @@ except KeyboardInterrupt:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize("command", ["compare", "merge", "export"])
+def test_a_command_on_studies_has_a_help_of_its_own(
+    run: Run, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        run("study", command, "--help")
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: apsched study {command} ")
+    assert "--vary" not in text
+
+
+@pytest.mark.parametrize("command", ["solve", "study"])
+def test_meshes_are_in_the_help_a_line_each(
+    run: Run, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    with pytest.raises(SystemExit):
+        run(command, "--help")
+    lines = capsys.readouterr().out.splitlines()
+    for axis in ("fsdp=64 ", "replicate=64", "replicate=4,fsdp=16", "fsdp=16,tp=8", "fsdp=64,ep=8"):
+        assert any(text.startswith(f"  {axis}") for text in lines), axis
+
+
+def test_a_shell_completes_flags_and_commands(tmp_path: Path) -> None:
+    pytest.importorskip("argcomplete")
+    for typed, expected in (("apsched so", "solve"), ("apsched solve --memory-c", "--memory-cap")):
+        found = tmp_path / "found"
+        asked = {
+            **os.environ,
+            "_ARGCOMPLETE": "1",
+            "_ARGCOMPLETE_STDOUT_FILENAME": str(found),
+            "COMP_LINE": typed,
+            "COMP_POINT": str(len(typed)),
+        }
+        done = subprocess.run(APSCHED, env=asked, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert expected in found.read_text()
+
+
 def test_exit_130_is_in_the_help(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run("--help")

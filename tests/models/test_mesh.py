@@ -28,12 +28,28 @@ def test_a_mesh_is_read_and_written(text: str, world_size: int, data_parallel_si
 
 
 @pytest.mark.parametrize(
+    ("text", "mesh"),
+    [
+        ("dp=64", MeshSpec(fsdp=64)),
+        ("ddp=64", MeshSpec(replicate=64)),
+        ("hsdp=4x16", MeshSpec(replicate=4, fsdp=16)),
+        ("hsdp = 4 x 16, tp=2", MeshSpec(replicate=4, fsdp=16, tp=2)),
+        ("dp=16,tp=8", MeshSpec(fsdp=16, tp=8)),
+    ],
+)
+def test_other_names_of_meshes_are_understood(text: str, mesh: MeshSpec) -> None:
+    assert MeshSpec.parse(text) == mesh
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "a mesh is a list of axis=size such as"),
         ("64", "a mesh is a list of axis=size such as"),
         ("fsdp=64,", "a mesh is a list of axis=size such as"),
-        ("dp=64", "mesh axes are replicate, fsdp, tp, ep; found 'dp'"),
+        ("pp=64", "hsdp=NxM name some of them); found 'pp'"),
+        ("dp=4,fsdp=4", "mesh axis 'fsdp' is given twice"),
+        ("hsdp=4", "hsdp=NxM name some of them); found 'hsdp'"),
         ("fsdp=four", "the size of mesh axis 'fsdp' must be a whole number; found 'four'"),
         ("fsdp=4.0", "the size of mesh axis 'fsdp' must be a whole number; found '4.0'"),
         ("fsdp=", "the size of mesh axis 'fsdp' must be a whole number; found ''"),

@@ -175,7 +175,7 @@ def test_merge_and_export(run: Run, two_studies: tuple[Path, Path], tmp_path: Pa
         (("compare", "a"), "two studies"),
         (("merge", "a"), "-o DIR"),
         (("export", "nowhere", "-o", "x.csv"), "expected the directory of a study"),
-        (("llama3-debug", "llama3-8b"), "expected one SOURCE"),
+        (("llama3-debug", "llama3-8b"), "unrecognized arguments: llama3-8b"),
         (("llama3-debug", "--engine", "ray://here"), "expected dask://host:port"),
         (("llama3-debug", "--engine", "dask://here:1", "--jobs", "2"), "--jobs"),
         (("llama3-debug", "--if", "network=2x", "--vary", "seq=8"), "leave one out"),

@@ -6,13 +6,15 @@ from typing import Any, TextIO
 from apsched.cli.arguments import (
     SLOWDOWN_HELP,
     SOURCE_HELP,
+    Run,
+    add_command,
     add_groups,
     add_json,
     add_option,
     add_out,
     add_verb,
+    explain_meshes,
 )
-from apsched.errors import InputError
 
 
 def add_parser(verbs: Any) -> None:
@@ -24,8 +26,7 @@ def add_parser(verbs: Any) -> None:
         " resumes after an interruption",
         run,
     )
-    text = f"{SOURCE_HELP}; or compare A B, merge A B, export DIR, for existing studies"
-    parser.add_argument("source", metavar="SOURCE", nargs="+", help=text)
+    parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
     add_groups(parser, "source", "costs")
     add_json(parser)
     add_groups(
@@ -49,7 +50,6 @@ def add_parser(verbs: Any) -> None:
         help="solve at every memory cap, without results of other caps",
     )
     add_option(grid, "--slowdown", "SHARE", SLOWDOWN_HELP)
-    add_option(grid, "--ignore", "NAME", "of compare: an option that may differ", several=True)
     add_option(grid, "--jobs", "N", "processes on this machine (default: one a core)")
     text = (
         "dask://host:port: the workers of a Dask cluster (extra apsched[dask]); they need no torch"
@@ -61,23 +61,59 @@ def add_parser(verbs: Any) -> None:
         "directory of the study; an earlier run in it is resumed (default:"
         " apsched-out/study-SOURCE)",
     )
+    explain_meshes(parser)
+    _add_commands(parser)
+
+
+def _add_commands(parser: argparse.ArgumentParser) -> None:
+    """Add the commands on studies that are there."""
+    compare = add_command(
+        parser,
+        "compare",
+        "put the answers of two studies to the same questions side by side, and say whether the"
+        " bounds prove a difference",
+        _on_studies("compare"),
+    )
+    compare.add_argument("studies", metavar="DIR", nargs="*", help="the directories of two studies")
+    add_option(compare, "--ignore", "NAME", "an option that may differ", several=True)
+    add_json(compare)
+    merge = add_command(
+        parser,
+        "merge",
+        "make one study of several; of two answers to one question the better stays",
+        _on_studies("merge"),
+    )
+    merge.add_argument("studies", metavar="DIR", nargs="*", help="directories of studies")
+    add_out(merge, "DIR", "directory of the study to make, or to add to")
+    export = add_command(
+        parser,
+        "export",
+        "write a study as one flat table: .csv, or .parquet with the extra apsched[parquet]",
+        _on_studies("export"),
+    )
+    export.add_argument("studies", metavar="DIR", nargs="*", help="the directory of a study")
+    add_out(export, "FILE", "the file to write: its ending says in which form")
+    parser.epilog = (
+        "commands on studies that are there (each has --help):\n"
+        "  apsched study compare A B            two studies, side by side\n"
+        "  apsched study merge A B -o C         one study of several\n"
+        f"  apsched study export A -o FILE.csv   one flat table\n\n{parser.epilog}"
+    )
+
+
+def _on_studies(name: str) -> Run:
+    """Return what runs one of the commands on studies that are there."""
+
+    def run(args: argparse.Namespace, stdout: TextIO) -> None:
+        from apsched.cli.study_files import ACTIONS
+
+        ACTIONS[name](args, args.studies, stdout)
+
+    return run
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
-    """Answer all that is open of the grid, and print all of it; or do something with studies that
-    are there.
-    """
-    from apsched.cli.study_files import ACTIONS
+    """Answer all that is open of the grid, and print all of it."""
     from apsched.cli.study_grid import ask_what_if, run_grid
 
-    words = args.source
-    if words[0] in ACTIONS:
-        ACTIONS[words[0]](args, words[1:], stdout)
-        return
-    if len(words) > 1:
-        raise InputError(
-            f"expected one SOURCE, or {', '.join(ACTIONS)} and studies; found {words[0]!r} and"
-            f" {words[1]!r}"
-        )
-    args = argparse.Namespace(**{**vars(args), "source": words[0]})
     (ask_what_if if args.what_if else run_grid)(args, stdout)
