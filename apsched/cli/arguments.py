@@ -43,8 +43,9 @@ Run = Callable[[argparse.Namespace, TextIO], None]
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose errors are :class:`InputError`: one line, as of everything else."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+    def __init__(self, **stated: Any) -> None:
+        super().__init__(**stated)
+        self.formatter_class = argparse.RawDescriptionHelpFormatter
         self.description = fill(self.description or "", _HELP_WIDTH)
         self.epilog = fill(self.epilog or "", _HELP_WIDTH)
         self.commands: dict[str, Parser] = {}
