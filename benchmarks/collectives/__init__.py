@@ -1,1 +1,1 @@
-"""The model of collectives beside published measurements."""
+"""The model of collectives and published measurements."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.collectives``: the model of collectives beside published measurements;
+"""``python -m benchmarks.collectives``: the model of collectives and published measurements;
 writes ``docs/collectives.md``.
 
 The measurements stand in ``published.csv``, each with its source. Nothing is measured here.
@@ -69,7 +69,7 @@ def report(found: Sequence[Comparison]) -> str:
     """Return the document: a summary by number of ranks, and every figure."""
     in_training = [one for one in found if one.size_bytes >= TRAINING_BYTES]
     lines = [
-        "# The model of collectives beside published measurements",
+        "# The model of collectives and published measurements",
         "",
         (
             "Written by `python -m benchmarks.collectives` from"
