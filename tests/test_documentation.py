@@ -1,0 +1,65 @@
+"""Code and commands of the documentation work as written.
+
+Each Python block is run by a test, or has a mark with the reason (``<!-- not run: ... -->``) and
+compiles. Each ``apsched`` command has arguments that the command line accepts.
+"""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from apsched.cli.main import main
+from apsched.cli.parser import build_parser
+from apsched.errors import InputError
+from tests.helpers.prose import ROOT
+from tests.helpers.snippets import blocks_of, commands_of
+
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+RUN = {
+    "train.py": "tests/compiler/test_example.py",
+    "my_model.py": "test_your_own_model",
+}
+"""File of a block -> the test that runs it."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_have_arguments_that_exist(page: Path) -> None:
+    for arguments in commands_of(page):
+        build_parser().parse_args(arguments)
+
+
+def test_a_command_with_a_wrong_option_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Text\n\n    $ apsched solve llama3-8b --memory-capp 60GiB   # wrong\n")
+    (arguments,) = commands_of(page)
+    with pytest.raises(InputError):
+        build_parser().parse_args(arguments)
+
+
+def test_pages_have_commands() -> None:
+    assert sum(len(list(commands_of(page))) for page in PAGES) > 30
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_are_run_or_marked(page: Path) -> None:
+    for block in blocks_of(page):
+        if block.language == "toml":
+            tomllib.loads(block.code)
+        if block.language == "python":
+            compile(block.code, block.page, "exec")
+            assert block.run == (block.file in RUN), block.code
+
+
+def test_your_own_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The module of docs/own-model.md, with the command of the same page."""
+    page = ROOT / "docs" / "own-model.md"
+    (block,) = (block for block in blocks_of(page) if block.file == "my_model.py")
+    (tmp_path / "my_model.py").write_text(block.code)
+    monkeypatch.chdir(tmp_path)
+    command = next(words for words in commands_of(page) if words[:2] == ["solve", "my_model:build"])
+    assert main([*command, "--budget", "0.1"]) == 0
+    assert "round trip: the rewritten graph" in capsys.readouterr().out
+    assert (tmp_path / "apsched-out").is_dir()
