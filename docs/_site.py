@@ -3,8 +3,8 @@ MathML.
 
 The first page is the README; the command line is the output of ``--help``; the API is the
 docstrings of the names that ``apsched`` exports; notebooks are shown without outputs. Formulas
-between dollar signs become MathML, which browsers draw themselves: no script from elsewhere is
-needed.
+(between dollar signs, and blocks of the language ``math``) become MathML, which browsers draw
+themselves: no script from elsewhere is needed.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from apsched.cli.parser import build_parser
 
 _ROOT = Path(__file__).resolve().parents[1]
 _CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
+_DISPLAYED_BLOCK = re.compile(r"^```math\n(.+?)```$", re.DOTALL)
 _DISPLAYED = re.compile(r"\$\$(.+?)\$\$", re.DOTALL)
 _INLINE = re.compile(r"\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\d)")
 
@@ -35,7 +36,7 @@ def on_files(files: Files, config: Any) -> Files:
         "changelog.md": (_ROOT / "CHANGELOG.md").read_text(),
         "cli.md": _commands(),
         "api.md": _api(),
-        "benchmarks.md": "# Benchmarks\n\n"
+        "benchmarks.md": "---\nhide: [toc]\n---\n\n# Benchmarks\n\n"
         + "\n\n".join(_lowered(file.read_text()) for file in results),
     }
     for name, text in pages.items():
@@ -47,12 +48,17 @@ def on_page_markdown(markdown: str, **_: object) -> str:
     """Return the page with formulas as MathML; notebooks are on one page of the site."""
     parts = _CODE.split(markdown)
     parts[::2] = [_with_formulas(part) for part in parts[::2]]
+    parts[1::2] = [_DISPLAYED_BLOCK.sub(_displayed, part) for part in parts[1::2]]
     return re.sub(r"\]\((?:\.\./)?notebooks/[^)]*\)", "](notebooks.md)", "".join(parts))
 
 
 def on_page_content(html: str, **_: object) -> str:
     """Return the page without the roles of Sphinx, which docstrings have for editors."""
     return re.sub(r":(?:class|func|meth|mod|attr):(?=<code>)", "", html)
+
+
+def _displayed(found: re.Match[str]) -> str:
+    return f"<div>{convert(found[1].strip(), display='block')}</div>"
 
 
 def _with_formulas(text: str) -> str:
