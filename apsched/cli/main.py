@@ -75,7 +75,7 @@ def _run(argv: Sequence[str] | None, answer: TextIO) -> None:
 
 
 def _fail(error: object, code: int, *, kind: str = "error: ") -> int:
-    """Print ``error`` as one line; a stderr that nobody reads changes no exit status."""
+    """Print ``error`` as one line; a closed stderr changes no exit status."""
     with contextlib.suppress(OSError):
         if os.environ.get(DEBUG_VARIABLE) and isinstance(error, Exception):
             import traceback
