@@ -21,15 +21,17 @@ from apsched.solver.search.bucket_forms import flipped, flips, in_forms, like
 from apsched.solver.search.decoder import Decoder
 from apsched.solver.search.launch_policy import Policy
 from apsched.solver.search.neighbourhood import Move, Neighbourhood, TriedMoves
-from apsched.solver.search.start_partitions import even_runs, families
+from apsched.solver.search.open_bucket.partitions import open_bucket_partitions
+from apsched.solver.search.start_partitions import families
 
 LEADS = (np.inf, 16.0, 4.0, 2.0, 1.0, 0.5, 0.0)
 FIRST_POLICIES = (Policy(lead=np.inf, copy_out_early=True), Policy(lead=1.0, copy_out_early=True))
 _PROMISING = 6
 """Partitions of the portfolio that are tried under every policy."""
-_ROUNDS_IN_ALL_LAYERS = 2
 _BASINS = 3
-"""Starts of even runs that are descended from to the end, the best after moves in all layers."""
+"""Starts that are descended from to the end."""
+_SHARE_OF_LARGEST = 2
+"""Under a memory cap, the largest bucket so far over that of a partition to start from."""
 _NEAR = 1.02
 """Of those, step time over that of the best up to which one is descended from."""
 _STEERING_ROUNDS = 4
@@ -269,36 +271,38 @@ class Search:
             self.descend(stop_at_ticks)
 
     def descend_from_many(self, stop_at_ticks: int) -> None:
-        """Descend from the best, and once from even runs of neighbours: moves lead from different
-        starts to different ends, and the best start has seldom the best end.
+        """Descend from the best, and once from partitions with one bucket open at a time: moves
+        lead from different starts to different ends, and the best start has seldom the best end.
         """
         if not self._is_spread and not self._done(stop_at_ticks):
             self._is_spread = True
-            best = self._ends(stop_at_ticks)
-            for end in best:
-                self.best = end
+            best = self._starts(stop_at_ticks)
+            for start in tuple(best):
+                self.best = start
                 self._sweep(self._neighbourhood.local, stop_at_ticks, "local moves")
                 best = [*best, self.best]
             self.best = min(best, key=lambda candidate: candidate.value)
         self.descend(stop_at_ticks)
 
-    def _ends(self, stop_at_ticks: int) -> list[Candidate]:
-        """Return the best, and the best ends of moves in all layers from even runs."""
+    def _starts(self, stop_at_ticks: int) -> list[Candidate]:
+        """Return the best, and the best partitions with one bucket open at a time."""
         assert self.best is not None
-        first, ends = self.best, [self.best]
-        for labels in even_runs(self.pricer, self.instance.caps):
-            self.best = None
-            for policy in in_forms(self.instance.arrays, FIRST_POLICIES):
-                self.consider(self.evaluate(labels, policy, first.steer_bytes))
-            for _ in range(_ROUNDS_IN_ALL_LAYERS if self.best is not None else 0):
-                if not self._sweep(self._neighbourhood.periodic, stop_at_ticks, "periodic moves"):
-                    break
-            if self.best is not None:
-                ends.append(self.best)
-        self.best = first
-        ends.sort(key=lambda candidate: candidate.value)
-        near = ends[0].figures.step_time_ticks * _NEAR
-        return [end for end in ends[:_BASINS] if end.figures.step_time_ticks <= near]
+        caps, arrays, first = self.instance.caps, self.instance.arrays, self.best
+        if caps.memory_cap_bytes is not None:
+            largest = int(np.bincount(first.labels, arrays.size_bytes).max()) // _SHARE_OF_LARGEST
+            caps = replace(caps, bucket_cap_bytes=min(largest, caps.bucket_cap_bytes or largest))
+        starts = [first]
+        for labels in open_bucket_partitions(self.pricer, caps):
+            tried = [
+                self.evaluate(labels, policy, first.steer_bytes)
+                for policy in dict.fromkeys((first.policy, *in_forms(arrays, FIRST_POLICIES)))
+                if not self._done(stop_at_ticks)
+            ]
+            kept = [candidate for candidate in tried if candidate is not None]
+            starts += sorted(kept, key=lambda candidate: candidate.value)[:1]
+        starts.sort(key=lambda candidate: candidate.value)
+        near = starts[0].figures.step_time_ticks * _NEAR
+        return [start for start in starts[:_BASINS] if start.figures.step_time_ticks <= near]
 
     def descend(self, stop_at_ticks: int) -> None:
         """Take moves that help, in all layers at once and then one by one, and other policies,

@@ -12,12 +12,10 @@ from apsched.config import Caps
 from apsched.names import part_of
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import Ints
-from apsched.solver.search.grouping import group, urgencies
+from apsched.solver.search.grouping import group
 
 BYTE_CAPS = (2**16, 2**20, 2**23, 2**25, 2**26, 2**27, 2**28, 2**29, 2**30)
 _SMALL_BYTES = (2**17, 2**23, 2**24, 2**25, 2**26, 2**27)
-_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Members of each bucket of even runs."""
 _REACHES = (0.5, 1.0, 2.0, 4.0, 8.0, 1000.0)
 """How far a bucket of small members may reach, in blocks."""
 _BLOCKS_TOGETHER = (2, 3, 4, 8)
@@ -33,21 +31,6 @@ def families(pricer: Pricer, caps: Caps) -> Iterator[Ints]:
         if labels.tobytes() not in seen:
             seen.add(labels.tobytes())
             yield labels
-
-
-def even_runs(pricer: Pricer, caps: Caps) -> Iterator[Ints]:
-    """Yield labels of partitions of each key into runs of as many neighbours each in order of
-    urgency, as far as ``caps`` allow.
-    """
-    arrays = pricer.arrays
-    urgency = urgencies(arrays)
-    order = np.lexsort((np.arange(len(urgency)), urgency, arrays.key))
-    first = np.searchsorted(arrays.key[order], arrays.key[order])
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order)) - first
-    for length in _LENGTHS:
-        keys = range(len(pricer.problem.keys))
-        yield group(pricer, _within(caps, 2**40), keys, tags=place // length)
 
 
 def _all(pricer: Pricer, caps: Caps) -> Iterator[Ints]:

@@ -30,6 +30,7 @@ from apsched.solver.cpsat import (
     constraints_plan,
 )
 from apsched.solver.cpsat.variables import Variables
+from apsched.solver.search.open_bucket import front
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = (ROOT / "docs" / "formulation.md").read_text()
@@ -89,6 +90,7 @@ def test_each_constraint_is_implemented_once() -> None:
         (step_time, "B", range(1, 8)),
         (linear_program, "R", range(1, 5)),
         (contention, "C", range(1, 5)),
+        (front, "D", range(1, 3)),
     ],
 )
 def test_each_bound_is_proven_once_and_implemented_once(
@@ -147,7 +149,7 @@ def test_each_constraint_has_a_formula() -> None:
 def test_the_document_names_every_constraint_that_it_refers_to() -> None:
     """No reference to a number that does not exist."""
     known = {number for number, _ in DOCUMENTED}
-    assert set(re.findall(r"\(([BRMWVC]\d+)\)", TEXT)) <= known
+    assert set(re.findall(r"\(([BRMWVCD]\d+)\)", TEXT)) <= known
     assert {n for n in re.findall(r"\((\d+)\)", TEXT) if int(n) > 0} <= known
 
 

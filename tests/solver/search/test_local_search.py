@@ -19,7 +19,7 @@ from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.min_memory import least_memory
 from apsched.solver.search.local_search import Search
 from apsched.solver.search.neighbourhood import CHANGE, CUT, JOIN, Move, TriedMoves, apply
-from apsched.solver.search.start_partitions import even_runs, families
+from apsched.solver.search.start_partitions import families
 from tests.helpers.problems.strategies import layered_problem, random_problem
 
 
@@ -45,18 +45,6 @@ def test_the_number_of_evaluations_does_not_grow_with_the_problem() -> None:
     for search in (few, many):
         search.improve(0)
         assert search.evaluations <= 1_500 + 50  # a move may need a few to keep the memory cap
-
-
-def test_even_runs_are_as_long_as_they_say_and_keep_to_one_key() -> None:
-    search = searched(6, 100)
-    arrays = search.instance.arrays
-    largest = []
-    for labels in even_runs(search.pricer, Caps()):
-        sizes = np.bincount(labels, minlength=len(labels))
-        assert all(len(set(arrays.key[labels == label])) == 1 for label in set(labels.tolist()))
-        largest.append(int(sizes.max()))
-    assert largest == sorted(largest)
-    assert largest[:2] == [1, 2]
 
 
 def test_several_starts_lead_to_better_ends_than_one() -> None:

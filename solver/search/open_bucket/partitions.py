@@ -1,0 +1,116 @@
+"""Partitions to start a search from: points on the fronts of gathers with points on those of
+reductions.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+
+from apsched.config import Caps
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.plan_groups import plan_groups, whole
+from apsched.solver.arrays.problem_arrays import Ints
+from apsched.solver.search.launch_policy import UNLIMITED, base_times
+from apsched.solver.search.open_bucket.front import effects, front
+from apsched.solver.search.open_bucket.line import Line, lines
+
+_LONGEST = 256
+"""Members of a line over which a bucket may be open."""
+_LONGER = 1.15
+"""Ratio of the lengths of stretches that are tried, from 8 members on."""
+_MOST_LABELS = 24
+_MOST_SIZES = 4
+"""Sizes up to which members ride that are tried."""
+_POINTS = 8
+"""Partitions taken from one front."""
+_VIEWS = {True: ((0.0, True), (0.5, True), (0.0, False)), False: ((0.0, True),)}
+"""For gathers, and for reductions: the share of the transfers of the other direction that goes
+before what is needed behind them; and whether copies take time on the compute stream, or hide there.
+"""
+
+
+def open_bucket_partitions(pricer: Pricer, caps: Caps) -> Iterator[Ints]:
+    """Yield labels of partitions within the ``caps`` on bytes and span, each once; collectives that
+    are neither gathers nor reductions are alone.
+    """
+    known = lines(pricer, base_times(pricer.arrays).reached)
+    groups, alone = plan_groups(pricer.arrays), np.arange(len(pricer.arrays.kind))
+    of_gathers, of_reductions = (
+        _choices(pricer, caps, [line for line in known if line.gathers == gathers])
+        for gathers in (True, False)
+    )
+    seen = set()
+    for gathers, reductions in product(of_gathers or [alone], of_reductions or [alone]):
+        labels = whole(groups, np.where(gathers != alone, gathers, reductions))
+        if known and labels.tobytes() not in seen:
+            seen.add(labels.tobytes())
+            yield labels
+
+
+def _choices(pricer: Pricer, caps: Caps, known: list[Line]) -> list[Ints]:
+    """Return partitions of the lines ``known``, all other collectives alone."""
+    alone = np.arange(len(pricer.arrays.kind))
+    found = []
+    for share, copies in _VIEWS[known[0].gathers] if known else ():
+        points = [_points(pricer, caps, line, share, copies) for line in known]
+        for i in range(_POINTS):
+            labels = alone
+            for of_line in points:
+                chosen = of_line[i * len(of_line) // _POINTS]
+                labels = np.where(chosen != alone, chosen, labels)
+            found.append(labels)
+    return found
+
+
+def _points(pricer: Pricer, caps: Caps, line: Line, share: float, copies: bool) -> list[Ints]:
+    """Return labels of partitions on the front of ``line``, from the least time of the stream to
+    the least time on the compute stream.
+    """
+    t = pricer.tables
+    sizes = np.unique(t.size_bytes[line.members])
+    sizes = sizes[_spread(len(sizes), _MOST_SIZES)]
+    lengths = _lengths(len(line.members))
+    effect = effects(
+        t,
+        line.members,
+        line.gap_ticks,
+        (share * line.other_ticks).astype(np.int64),
+        sizes,
+        lengths,
+        line.gathers,
+        copies,
+        int(UNLIMITED) if caps.bucket_cap_bytes is None else caps.bucket_cap_bytes,
+        int(UNLIMITED) if caps.max_topo_span is None else caps.max_topo_span,
+    )
+    launch_ticks = int(t.launch_ticks[line.members[0]])
+    labels, count = front(effect, lengths, line.first_ticks, launch_ticks, _MOST_LABELS)
+    return [
+        _partition(pricer, line, labels, sizes, point)
+        for point in _spread(int(count[-1]), _POINTS).tolist()
+    ]
+
+
+def _partition(pricer: Pricer, line: Line, labels: Ints, sizes: Ints, point: int) -> Ints:
+    """Return the partition that a label at the end of ``line`` comes from."""
+    result = np.arange(len(pricer.arrays.kind))
+    past, size_bytes = len(line.members), pricer.arrays.size_bytes
+    while past > 0:
+        first, size, before = labels[past, point, 2:].tolist()
+        stretch = line.members[first:past]
+        riders = stretch[size_bytes[stretch] <= sizes[size]]
+        result[riders] = riders.min()
+        past, point = first, before
+    return result
+
+
+def _lengths(num_members: int) -> Ints:
+    """Return the lengths of stretches that are tried: all short ones, and ever fewer long ones."""
+    longest = min(_LONGEST, num_members)
+    powers = _LONGER ** np.arange(np.ceil(np.log(longest) / np.log(_LONGER)) + 1)
+    return np.unique(np.minimum(np.ceil(powers), longest).astype(np.int64))
+
+
+def _spread(num: int, most: int) -> Ints:
+    """Return at most ``most`` indices below ``num``, at equal distances, both ends among them."""
+    return np.unique(np.linspace(0, num - 1, min(most, num)).astype(np.int64))
