@@ -11,9 +11,10 @@ from apsched.config import Caps
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.plan_groups import plan_groups, whole
 from apsched.solver.arrays.problem_arrays import Ints
-from apsched.solver.search.launch_policy import UNLIMITED, base_times
-from apsched.solver.search.open_bucket.front import effects, front
+from apsched.solver.search.launch_policy import base_times
+from apsched.solver.search.open_bucket.front import Labels, front, spread
 from apsched.solver.search.open_bucket.line import Line, lines
+from apsched.solver.search.open_bucket.stretches import Stretches, stretches
 
 _LONGEST = 256
 """Members of a line over which a bucket may be open."""
@@ -26,7 +27,7 @@ _POINTS = 8
 """Partitions taken from one front."""
 _VIEWS = {True: ((0.0, True), (0.5, True), (0.0, False)), False: ((0.0, True),)}
 """For gathers, and for reductions: the share of the transfers of the other direction that goes
-before what is needed behind them; and whether copies take time on the compute stream, or hide there.
+before what is needed behind them; and whether copies take time on the compute stream, or hide.
 """
 
 
@@ -67,40 +68,38 @@ def _points(pricer: Pricer, caps: Caps, line: Line, share: float, copies: bool) 
     """Return labels of partitions on the front of ``line``, from the least time of the stream to
     the least time on the compute stream.
     """
-    t = pricer.tables
-    sizes = np.unique(t.size_bytes[line.members])
-    sizes = sizes[_spread(len(sizes), _MOST_SIZES)]
-    lengths = _lengths(len(line.members))
-    effect = effects(
-        t,
-        line.members,
-        line.gap_ticks,
-        (share * line.other_ticks).astype(np.int64),
-        sizes,
-        lengths,
-        line.gathers,
-        copies,
-        int(UNLIMITED) if caps.bucket_cap_bytes is None else caps.bucket_cap_bytes,
-        int(UNLIMITED) if caps.max_topo_span is None else caps.max_topo_span,
+    sizes = np.unique(pricer.arrays.size_bytes[line.members])
+    found = stretches(
+        pricer,
+        line,
+        caps,
+        _lengths(len(line.members)),
+        sizes[spread(len(sizes), _MOST_SIZES)],
+        share=share,
+        copies=copies,
     )
-    launch_ticks = int(t.launch_ticks[line.members[0]])
-    labels, count = front(effect, lengths, line.first_ticks, launch_ticks, _MOST_LABELS)
+    launch_ticks = int(pricer.arrays.launch_ticks[line.members[0]])
+    labels = front(found, line.first_ticks, launch_ticks, _MOST_LABELS)
     return [
-        _partition(pricer, line, labels, sizes, point)
-        for point in _spread(int(count[-1]), _POINTS).tolist()
+        _partition(pricer, line, found, labels, point)
+        for point in spread(len(labels[-1].before), _POINTS).tolist()
     ]
 
 
-def _partition(pricer: Pricer, line: Line, labels: Ints, sizes: Ints, point: int) -> Ints:
+def _partition(
+    pricer: Pricer, line: Line, found: Stretches, labels: list[Labels], point: int
+) -> Ints:
     """Return the partition that a label at the end of ``line`` comes from."""
     result = np.arange(len(pricer.arrays.kind))
     past, size_bytes = len(line.members), pricer.arrays.size_bytes
     while past > 0:
-        first, size, before = labels[past, point, 2:].tolist()
+        x, q = divmod(int(labels[past].stretch[point]), len(found.rider_bytes))
+        point = int(labels[past].before[point])
+        first = past - int(found.lengths[x])
         stretch = line.members[first:past]
-        riders = stretch[size_bytes[stretch] <= sizes[size]]
+        riders = stretch[size_bytes[stretch] <= found.rider_bytes[q]]
         result[riders] = riders.min()
-        past, point = first, before
+        past = first
     return result
 
 
@@ -109,8 +108,3 @@ def _lengths(num_members: int) -> Ints:
     longest = min(_LONGEST, num_members)
     powers = _LONGER ** np.arange(np.ceil(np.log(longest) / np.log(_LONGER)) + 1)
     return np.unique(np.minimum(np.ceil(powers), longest).astype(np.int64))
-
-
-def _spread(num: int, most: int) -> Ints:
-    """Return at most ``most`` indices below ``num``, at equal distances, both ends among them."""
-    return np.unique(np.linspace(0, num - 1, min(most, num)).astype(np.int64))

@@ -12,11 +12,12 @@ import pytest
 from apsched.config import Caps
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.search.launch_policy import UNLIMITED, base_times
+from apsched.solver.search.launch_policy import base_times
 from apsched.solver.search.local_search import FIRST_POLICIES, Search
-from apsched.solver.search.open_bucket.front import effects, front
+from apsched.solver.search.open_bucket.front import front
 from apsched.solver.search.open_bucket.line import Line, lines
 from apsched.solver.search.open_bucket.partitions import open_bucket_partitions
+from apsched.solver.search.open_bucket.stretches import stretches
 from tests.helpers.problems.strategies import layered_problem, random_problem
 
 
@@ -93,21 +94,16 @@ def test_the_front_is_that_of_all_partitions(seed: int) -> None:
         if n > 5 or len(sizes) > 3:
             continue
         lengths = np.arange(1, n + 1)
-        none = np.zeros(n, dtype=np.int64)
-        most = int(UNLIMITED)
-        effect = effects(
-            pricer.tables, line.members, line.gap_ticks, none, sizes, lengths,
-            line.gathers, True, most, most,
-        )  # fmt: skip
+        found = stretches(pricer, line, Caps(), lengths, sizes)
         launch = int(pricer.tables.launch_ticks[line.members[0]])
-        labels, count = front(effect, lengths, line.first_ticks, launch, 500)
-        found = [(int(s), int(c)) for s, c in labels[n, : count[n], :2]]
+        end = front(found, line.first_ticks, launch, 500)[-1]
+        ends = list(zip(end.stream_ticks.tolist(), end.clock_ticks.tolist(), strict=True))
         judged = {
             times
             for stretches in all_stretches(n, len(sizes))
             if (times := walked(pricer, line, stretches, sizes.tolist())) is not None
         }
-        assert found == not_beaten(judged)
+        assert ends == not_beaten(judged)
 
 
 def test_some_lines_are_judged_by_brute_force() -> None:
