@@ -149,7 +149,8 @@ class _Legal:
             self.riders = self.riders[:num] + self.ride[length - 1 :]
         ready, need, high, low = self.most
         together = ~self.has_single & (ready <= -need) & (high + low <= self.span)
-        return (self.riders <= 1) | together
+        legal: Bools = (self.riders <= 1) | together
+        return legal
 
 
 def _sums(values: Ints) -> Ints:
@@ -162,4 +163,5 @@ def _price(curve: PriceCurve, size_bytes: Ints) -> Ints:
     sizes, prices = np.array(curve.size_bytes), np.array(curve.price_ticks)
     k = np.clip(np.searchsorted(sizes, size_bytes, side="right") - 1, 0, len(sizes) - 2)
     slope = np.diff(prices) / np.diff(sizes)
-    return prices[k] + np.ceil((size_bytes - sizes[k]) * slope[k]).astype(np.int64)
+    price: Ints = prices[k] + np.ceil((size_bytes - sizes[k]) * slope[k]).astype(np.int64)
+    return price
