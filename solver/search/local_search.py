@@ -301,6 +301,7 @@ class Search:
             kept = [candidate for candidate in tried if candidate is not None]
             starts += sorted(kept, key=lambda candidate: candidate.value)[:1]
         starts.sort(key=lambda candidate: candidate.value)
+        self.report("open buckets", starts[0].figures.step_time_ticks)
         near = starts[0].figures.step_time_ticks * _NEAR
         return [start for start in starts[:_BASINS] if start.figures.step_time_ticks <= near]
 
