@@ -14,6 +14,7 @@ from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph
 from apsched.problem.problem import Problem, with_contention
 from apsched.progress import Progress
+from apsched.solver.bounds.whole_step import seam_bytes
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice, Parameter
 
@@ -55,8 +56,8 @@ class Step:
     graphs: Graphs
     request: SolveRequest
     progress: Progress
-    cap_bytes: int | None
-    """One for both graphs."""
+    cap_bytes: tuple[int | None, int | None]
+    """Of forward and of backward, as they are with every parameter gathered again."""
     parameters: tuple[Parameter, ...]
     solved: dict[Choice, SolvedChoice] = field(default_factory=dict)
     """Choices that were solved already."""
@@ -68,20 +69,36 @@ class Step:
         forward and a backward graph with FX graphs.
         """
         graphs = pair_of(graphs)
-        widest = min if request.memory_cap is None else max  # max: floors differ
-        capped = [resolve_caps(g, request, progress).memory_cap_bytes for g in graphs]
+        caps = [resolve_caps(g, request, progress).memory_cap_bytes for g in graphs]
+        stated = [cap for cap in caps if cap is not None]
+        if request.memory_cap is not None and stated:  # one for both, also above a floor
+            caps = [max(stated)] * 2
         return cls(
             graphs=graphs,
             request=request,
             progress=progress,
-            cap_bytes=None if None in capped else widest(c for c in capped if c is not None),
+            cap_bytes=(caps[0], caps[1]),
             parameters=parameters_of(graphs),
         )
 
     @property
-    def caps(self) -> Caps:
-        """The caps of the step."""
-        return replace(self.request.caps, memory_cap_bytes=self.cap_bytes)
+    def caps(self) -> tuple[Caps, Caps]:
+        """The caps of forward and of backward with every parameter gathered again."""
+        forward, backward = (
+            replace(self.request.caps, memory_cap_bytes=cap) for cap in self.cap_bytes
+        )
+        return forward, backward
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Bytes that are left for kept parameters between forward and backward; ``None`` without a
+        memory cap.
+        """
+        seams = seam_bytes(*(graph.problem for graph in self.graphs))
+        left = [
+            cap - seam for cap, seam in zip(self.cap_bytes, seams, strict=True) if cap is not None
+        ]
+        return min(left, default=None)
 
     def beside_bytes(self, kept: Choice) -> int:
         """Return the bytes of shards that are alive in backward beside its graph."""
@@ -107,8 +124,8 @@ class Step:
             beside = self.beside_bytes(kept)
             size = sum(p.size_bytes for p in self.parameters if p.name in kept)
             with self.progress.stage(f"solve with {len(kept)} parameters kept"):
-                forward = self._solve(graphs[0], 0)
-                backward = self._solve(graphs[1], beside)
+                forward = self._solve(graphs[0], self.caps[0], 0)
+                backward = self._solve(graphs[1], self.caps[1], beside)
             self.solved[kept] = SolvedChoice(
                 kept=kept,
                 kept_bytes=size,
@@ -118,9 +135,9 @@ class Step:
             )
         return self.solved[kept]
 
-    def _solve(self, graph: LoadedGraph, beside: int) -> Result:
-        cap = None if self.cap_bytes is None else max(self.cap_bytes - beside, 0)
-        caps = replace(self.caps, memory_cap_bytes=cap)
+    def _solve(self, graph: LoadedGraph, caps: Caps, beside: int) -> Result:
+        if caps.memory_cap_bytes is not None:
+            caps = replace(caps, memory_cap_bytes=max(caps.memory_cap_bytes - beside, 0))
         return solve_graph(graph, self.request, Progress(quiet=True), caps=caps)
 
 

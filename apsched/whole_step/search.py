@@ -14,7 +14,6 @@ from apsched.solver.bounds.whole_step import (
     StepBound,
     graph_bound,
     least_durations,
-    seam_bytes,
 )
 from apsched.whole_step.asked import AUTO, AskedToKeep
 from apsched.whole_step.choices import NONE, Choice, named_choices, units
@@ -42,6 +41,7 @@ class StepAnswer:
     num_parameters: int
     """Gathered in both graphs: kept or gathered again."""
     cap_bytes: int | None
+    """The lower of both graphs."""
 
     @property
     def gap(self) -> float:
@@ -76,7 +76,7 @@ def solve_asked(step: Step, asked: AskedToKeep, label: str = "--keep") -> StepAn
         baselines={},
         tried=(best,),
         num_parameters=len(step.parameters),
-        cap_bytes=step.cap_bytes,
+        cap_bytes=min((cap for cap in step.cap_bytes if cap is not None), default=None),
     )
 
 
@@ -111,7 +111,7 @@ def search_choices(step: Step, bounds: Sequence[StepBound]) -> StepAnswer:
         baselines=baselines,
         tried=tuple(step.solved.values()),
         num_parameters=len(step.parameters),
-        cap_bytes=step.cap_bytes,
+        cap_bytes=min((cap for cap in step.cap_bytes if cap is not None), default=None),
     )
 
 
@@ -231,15 +231,15 @@ def _bounds(step: Step) -> list[StepBound]:
     forward = least_durations(again[0], kept[0])
     items = [KeptItem(collectives=p.gathers, kept_bytes=p.size_bytes) for p in step.parameters]
     ways = {False, step.request.second_group}
-    ticks = min(graph_bound(_grouped(forward, way), step.caps) for way in ways)
+    ticks = min(graph_bound(_grouped(forward, way), step.caps[0]) for way in ways)
     return [
         StepBound.of(
             forward_ticks=ticks,
             again=_grouped(again[1], way),
             kept=_grouped(least_durations(kept[1], again[1]), way),
             items=items,
-            caps=step.caps,
-            seam=seam_bytes(*again),
+            caps=step.caps[1],
+            free_bytes=step.free_bytes,
         )
         for way in sorted(ways)
     ]

@@ -46,14 +46,14 @@ class KeptItem:
     """As allocated."""
 
 
-def seam_bytes(forward: Problem, backward: Problem) -> int:
-    """Return the bytes alive between forward and backward of any schedules, where nothing is kept:
-    the more of what forward leaves and of what backward is given.
+def seam_bytes(forward: Problem, backward: Problem) -> tuple[int, int]:
+    """Return the bytes that forward leaves and those that backward is given, under any schedules,
+    where nothing is kept.
     """
     last = forward.num_nodes - 1
     left = sum(s.size_bytes for s in forward.storages if s.kept or s.uses[-1:] == (last,))
     given = sum(s.size_bytes for s in backward.storages if s.kept or s.birth < 0)
-    return max(left, given)
+    return left, given
 
 
 def least_durations(problem: Problem, other: Problem) -> Problem:
@@ -96,21 +96,20 @@ class StepBound:
         kept: Problem,
         items: Sequence[KeptItem],
         caps: Caps,
-        seam: int,
+        free_bytes: int | None,
     ) -> "StepBound":
         """Return the bound of a step whose backward is ``again`` or, with all ``items`` kept,
-        ``kept``; ``seam`` as of :func:`seam_bytes`.
+        ``kept``; ``free_bytes`` is M.
         """
         at = Instance.of(again, caps)
         loose = Instance.of(kept, replace(caps, memory_cap_bytes=None))
-        cap = caps.memory_cap_bytes
         return cls(
             forward_ticks=forward_ticks,
             kept_ticks=graph_bound(kept, loose.caps),
             rows=(*_stream_rows(at, loose, items), _compute_row(at, loose, items)),
             # inside a bucket's buffer, which is rounded up once
             kept_bytes=tuple(max(i.kept_bytes - ALLOCATION_BYTES + 1, 0) for i in items),
-            free_bytes=None if cap is None else cap - seam,
+            free_bytes=free_bytes,
         )
 
     def over_choices(self) -> TimeBound:

@@ -54,7 +54,7 @@ def test_no_choice_is_faster_than_the_bound_or_the_answer(layers, prices) -> Non
     step = step_of(layers, prices, None)
     sizes = sorted(p.size_bytes for p in step.parameters)
     floor = max(r.answer.floor_memory_bytes for r in step.solve(Choice()).results)
-    assert floor >= seam_bytes(*(graph.problem for graph in step.graphs))
+    assert floor >= max(seam_bytes(*(graph.problem for graph in step.graphs)))
     found = []
     for room in (0, sizes[1], 4 * sum(sizes)):
         step = step_of(layers, prices, floor + room)
@@ -124,14 +124,18 @@ class MadeUpStep:
 
     parameters: tuple[Parameter, ...]
     saves: dict[str, int]
-    cap_bytes: int
+    room: int
     request: SolveRequest = field(default_factory=SolveRequest)
     solved: dict[Choice, Made] = field(default_factory=dict)
+
+    @property
+    def cap_bytes(self) -> tuple[int, int]:
+        return self.room, self.room
 
     def solve(self, kept: Choice) -> Made:
         peak = sum(p.size_bytes for p in self.parameters if p.name in kept)
         ticks = 10**6 + sum(us for name, us in self.saves.items() if name not in kept)
-        made = Made(kept=kept, fits=peak <= self.cap_bytes, step_ticks=ticks, peak_bytes=peak)
+        made = Made(kept=kept, fits=peak <= self.room, step_ticks=ticks, peak_bytes=peak)
         return self.solved.setdefault(kept, made)
 
     def bound(self) -> StepBound:
@@ -140,7 +144,7 @@ class MadeUpStep:
             kept_ticks=10**6,
             rows=(("all", 1e6, tuple(float(self.saves[p.name]) for p in self.parameters)),),
             kept_bytes=tuple(p.size_bytes for p in self.parameters),
-            free_bytes=self.cap_bytes,
+            free_bytes=self.room,
         )
 
 
@@ -153,9 +157,7 @@ def test_the_search_is_near_the_best_choice_and_solves_few(seed: int) -> None:
     )
     sizes = {p.name: p.size_bytes for p in parameters}
     saves = {name: size // 2 for name, size in sizes.items()}
-    step = MadeUpStep(
-        parameters=parameters, saves=saves, cap_bytes=rng.randrange(sum(sizes.values()))
-    )
+    step = MadeUpStep(parameters=parameters, saves=saves, room=rng.randrange(sum(sizes.values())))
     answer = search_choices(step, [step.bound()])  # type: ignore[arg-type]
     few = len(step.solved)
     least = min(s.step_ticks for s in map(step.solve, every_choice(list(sizes))) if s.fits)
