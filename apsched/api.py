@@ -152,8 +152,8 @@ def optimize(
         Where the graph to be returned, exported and simulated again, is not what was claimed; the
         message names the difference.
     """
-    memory_cap_bytes = _one_of_two(memory_cap, memory_cap_bytes)
-    memory_cap_of(memory_cap_bytes, "memory_cap")
+    _stated_memory_cap(memory_cap, memory_cap_bytes)
+    memory_cap_bytes = memory_cap_bytes if memory_cap is None else memory_cap
     if caps is not None and caps.memory_cap_bytes is not None and memory_cap_bytes is not None:
         with_keywords(caps, "caps", {"memory_cap_bytes": memory_cap_bytes})  # says so
     limits = _caps(
@@ -270,10 +270,10 @@ def solve(
     ``second_group``, ``Result.problem`` has the second groups where these are faster.
     ``contention`` given as text is that of the cluster of the DAG. Where no schedule keeps the
     caps, ``Result.best`` is ``None`` and ``Result.answer.infeasibility`` says why.
-    ``group_ranks`` are process ranks of process groups by
-    name, for contention, beside those that the DAG has. Needs no process group and no FX graph.
+    ``group_ranks`` are process ranks of process groups by name, for contention, beside those that
+    the DAG has. Needs no process group and no FX graph.
     """
-    stated = memory_cap_of(_one_of_two(memory_cap, memory_cap_bytes), "memory_cap")
+    stated = _stated_memory_cap(memory_cap, memory_cap_bytes)
     request = SolveRequest(
         caps=_caps(
             caps,
@@ -308,11 +308,13 @@ def solve(
     return result if dag is None else with_shares(result, dag)
 
 
-def _one_of_two(memory_cap: int | str | None, same: int | str | None) -> int | str | None:
+def _stated_memory_cap(memory_cap: int | str | None, same: int | str | None) -> MemoryCap | None:
     """Return the memory cap, which has two names; InputError where both are stated."""
-    if memory_cap is not None and same is not None:
+    if memory_cap is None:
+        return memory_cap_of(same, "memory_cap_bytes")
+    if same is not None:
         raise InputError("memory_cap: expected it once, found memory_cap_bytes, too; leave one out")
-    return same if memory_cap is None else memory_cap
+    return memory_cap_of(memory_cap, "memory_cap")
 
 
 def _caps(
