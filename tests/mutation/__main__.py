@@ -2,9 +2,9 @@
 aliasing, and see which ones the tests notice.
 
 ``python -m tests.mutation --out FILE`` judges 300 faults; interrupted, it goes on where it was.
-``--again`` judges those once more that no test has noticed: with more and slower tests, or with new
-ones (``--new``: what they notice is no part of the score at first). ``--table`` writes the score,
-and what no test notices, as Markdown.
+``--again`` judges those once more that no test has noticed, in the code as it is by now: with more
+and slower tests, or with new ones (``--new``: what they notice is no part of the score at first).
+``--table`` writes the score, and what no test notices, as Markdown.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,7 +23,7 @@ import hypothesis
 import pytest
 
 from tests.mutation.judge import Judge
-from tests.mutation.mutants import Mutant, sampled
+from tests.mutation.mutants import Mutant, found_again, sampled
 from tests.mutation.report import NOTICED, counted, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,19 +78,15 @@ def main() -> int:
         {str(path.relative_to(ROOT)) for glob in MUTATED for path in ROOT.glob(glob)} - _UNUSED
     )
     done = {entry["name"]: entry for entry in record["mutants"]}
-    mutants = [
-        mutant
-        for mutant in sampled(ROOT, files, given.number, given.seed)
-        if re.search(given.only, mutant.file)
-        and (
-            mutant.name not in done
-            or (given.again and done[mutant.name]["rounds"][-1]["outcome"] not in NOTICED)
-        )
-    ]
+    mutants = _unnoticed(done.values()) if given.again else {}
+    if not given.again:
+        sample = sampled(ROOT, files, given.number, given.seed)
+        mutants = {mutant.name: mutant for mutant in sample if mutant.name not in done}
+    mutants = {name: m for name, m in mutants.items() if re.search(given.only, m.file)}
 
     def work(judge: Judge) -> None:
-        for k, mutant in enumerate(mutants):
-            entry = done.setdefault(mutant.name, _entry(mutant))
+        for k, (name, mutant) in enumerate(mutants.items()):
+            entry = done.setdefault(name, _entry(mutant))
             judge_one(judge, mutant, entry, control=k % _CONTROL == _CONTROL - 1)
             entry["rounds"][-1]["new"] = bool(re.search(given.new, entry["rounds"][-1]["by"]))
             record["mutants"] = list(done.values())
@@ -116,6 +113,18 @@ def main() -> int:
     status = pytest.main([*options, *(str(ROOT / test) for test in given.tests)], plugins=[judge])
     print(", ".join(f"{number} {outcome}" for outcome, number in counted(record).items()))
     return int(status)
+
+
+def _unnoticed(entries: Iterable[dict]) -> dict[str, Mutant]:
+    """Return by name the faults that no test has noticed, where they are in the code as it is."""
+    found = {}
+    for entry in entries:
+        if entry["rounds"][-1]["outcome"] not in NOTICED:
+            change = tuple(entry[what] for what in ("function", "kind", "before", "after"))
+            mutant = found_again(ROOT, entry["name"], change)
+            if mutant is not None:
+                found[entry["name"]] = mutant
+    return found
 
 
 def judge_one(judge: Judge, mutant: Mutant, entry: dict, *, control: bool) -> None:

@@ -7,6 +7,7 @@ message (``raise``, f-strings).
 
 import ast
 import random
+import re
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -142,6 +143,26 @@ def sampled(root: Path, files: Sequence[str], number: int, seed: int) -> list[Mu
         for file, found in every.items()
         for mutant in sorted(rng.sample(found, min(share[file], len(found))), key=lambda m: m.site)
     ]
+
+
+def found_again(root: Path, name: str, change: tuple[str, str, str, str]) -> Mutant | None:
+    """Return the fault that was called ``name`` where it is now, after other changes of its file:
+    the same ``change`` (function, kind, before, after), the nearest by its site; ``None`` where
+    there is none any more.
+    """
+    file, line, site = re.fullmatch(r"(.+):(\d+)#(\d+)", name).groups()  # type: ignore[union-attr]
+    if not (root / file).exists():
+        return None
+    alike = (
+        mutant
+        for mutant in mutants_of(root, file)
+        if (mutant.function, mutant.kind, mutant.before, mutant.after) == change
+    )
+    return min(
+        alike,
+        key=lambda m: (abs(m.site - int(site)), abs(m.lines[0] - int(line))),
+        default=None,
+    )
 
 
 def _functions(

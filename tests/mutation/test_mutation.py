@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.mutants import code_of, mutants_of, sampled
+from tests.mutation.mutants import code_of, found_again, mutants_of, sampled
 from tests.mutation.report import table
 
 SOURCE = '''"""A module: its constants and defaults stay."""
@@ -144,6 +144,20 @@ def test_a_test_that_runs_the_fault_notices_it(root: Path) -> None:
     assert said["12", "constant +1", "100"] == "survived"
     assert said["20", "min, max", "max"] == "uncovered"
     assert said[()] == "survived"
+
+
+def test_a_fault_is_found_again_where_its_code_has_moved(root: Path) -> None:
+    """Behind other lines, and not where it is no more."""
+    file = "source.py"
+    faults = mutants_of(root, file)
+    text = (root / file).read_text()
+    (root / file).write_text('"""Moved."""\n\n\n' + text)
+    moved = mutants_of(root, file)
+    for before, after in zip(faults, moved, strict=True):
+        change = (before.function, before.kind, before.before, before.after)
+        assert found_again(root, before.name, change) == after
+        assert after.lines[0] == before.lines[0] + 3
+    assert found_again(root, faults[0].name, ("gone", "comparison", "a < b", "a <= b")) is None
 
 
 def test_the_table_has_scores_and_what_is_left() -> None:
