@@ -36,7 +36,10 @@ class Caps:
     in_flight_cap_bytes: int | None = None
     """Output bytes of all collectives, on-path ones too, started and not yet waited for."""
     max_compute_move: int | None = 0
-    """Places among the compute nodes by which one of them may move from where it was captured."""
+    """Places among the compute nodes by which one of them may move from where it was captured. A
+    record that leaves it out keeps compute as captured; where a call has neither record nor
+    keyword, and in the commands, it is ``DEFAULT_COMPUTE_MOVE``.
+    """
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -24,7 +24,7 @@ import pytest
 
 from tests.mutation.judge import Judge
 from tests.mutation.mutants import Mutant, found_again, sampled
-from tests.mutation.report import NOTICED, counted, table
+from tests.mutation.report import counted, is_equivalent, is_noticed, table
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTATED = (
@@ -116,10 +116,12 @@ def main() -> int:
 
 
 def _unnoticed(entries: Iterable[dict]) -> dict[str, Mutant]:
-    """Return by name the faults that no test has noticed, where they are in the code as it is."""
+    """Return by name the faults that no test has noticed and that change something, where they are
+    in the code as it is.
+    """
     found = {}
     for entry in entries:
-        if entry["rounds"][-1]["outcome"] not in NOTICED:
+        if not is_noticed(entry) and not is_equivalent(entry):
             change = tuple(entry[what] for what in ("function", "kind", "before", "after"))
             mutant = found_again(ROOT, entry["name"], change)
             if mutant is not None:

@@ -31,7 +31,7 @@ def table(record: dict[str, Any]) -> str:
     lines += ["| noticed at last by kind | faults | share |", "| :-- | --: | --: |"]
     for kind in sorted({entry["kind"] for entry in entries}):
         mine = [entry for entry in entries if entry["kind"] == kind]
-        noticed = sum(_at_last(entry) for entry in mine)
+        noticed = sum(is_noticed(entry) for entry in mine)
         lines.append(f"| {kind} | {len(mine)} | {noticed / len(mine):.0%} |")
     lines += [
         "",
@@ -41,13 +41,13 @@ def table(record: dict[str, Any]) -> str:
         "| :-- | :-- | :-- |",
     ]
     for entry in entries:
-        if not _at_last(entry):
+        if not is_noticed(entry):
             fault = f"{entry['kind']}: `{_cell(entry['before'])}` to `{_cell(entry['after'])}`"
             where = f"{entry['file']}:{entry['line']} `{entry['function']}`"
             lines.append(f"| {where} | {fault} | {entry.get('why', 'not judged')} |")
     lines += ["", "## Noticed since the first round", ""]
     for entry in entries:
-        if _at_last(entry) and not _at_first(entry):
+        if is_noticed(entry) and not _at_first(entry):
             by = entry["rounds"][-1]["by"]
             lines.append(
                 f"- {entry['file']}:{entry['line']} {entry['kind']} `{_cell(entry['before'])}`:"
@@ -57,13 +57,19 @@ def table(record: dict[str, Any]) -> str:
 
 
 def _row(part: str, entries: list[dict[str, Any]]) -> str:
-    first, last = sum(map(_at_first, entries)), sum(map(_at_last, entries))
-    equivalent = sum(not _at_last(e) and e.get("why", "").startswith("equivalent") for e in entries)
+    first, last = sum(map(_at_first, entries)), sum(map(is_noticed, entries))
+    equivalent = sum(not is_noticed(e) and is_equivalent(e) for e in entries)
     left = len(entries) - last - equivalent
     return f"| {part} | {len(entries)} | {first} | {last} | {equivalent} | {left} |"
 
 
-def _at_last(entry: dict[str, Any]) -> bool:
+def is_equivalent(entry: dict[str, Any]) -> bool:
+    """Whether its verdict is that no test can notice it."""
+    return bool(entry.get("why", "").startswith("equivalent"))
+
+
+def is_noticed(entry: dict[str, Any]) -> bool:
+    """Whether a test notices it at last."""
     return entry["rounds"][-1]["outcome"] in NOTICED
 
 

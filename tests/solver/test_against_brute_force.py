@@ -62,6 +62,7 @@ def assert_optimal(problem: Problem, caps: Caps, result: SolveResult) -> None:
     assert claimed == (timeline.step_time_ticks, timeline.peak_memory_bytes, timeline.num_launches)
     assert result.bound_ticks <= best.step_time_ticks
     assert claimed == best.value
+    assert (result.status == "optimal") == (result.bound_ticks == best.step_time_ticks)
     if not problem.travels:  # the search above is of the normal form
         assert result.status == "optimal"
         assert result.bound_ticks == best.step_time_ticks

@@ -90,6 +90,8 @@ def test_the_optimum_is_that_of_exhaustive_search(seed: int) -> None:
         result.best.num_launches,
     ) == best.value
     assert result.status == "optimal" or problem.travels  # exhaustive search is of the normal form
+    assert (result.status == "optimal") == (result.bound_ticks == best.step_time_ticks)
+    assert result.bound_ticks <= best.step_time_ticks
     assert result.peak_bound_bytes <= best.peak_memory_bytes
     assert result.launches_bound <= best.num_launches
 

@@ -70,6 +70,7 @@ def test_the_optimum_under_a_plan_is_that_of_exhaustive_search(seed: int) -> Non
         result.best.num_launches,
     ) == best.value
     assert result.bound_ticks <= best.step_time_ticks
+    assert (result.status == "optimal") == (result.bound_ticks == best.step_time_ticks)
     if not problem.travels:  # exhaustive search is of the normal form
         assert (result.status, result.bound_ticks) == ("optimal", best.step_time_ticks)
 

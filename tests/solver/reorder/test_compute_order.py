@@ -85,6 +85,8 @@ def test_the_optimum_is_that_of_all_orders(chunk: int) -> None:
             answer.best.num_launches,
         ) == best, seed
         assert answer.status == "optimal" or problem.travels, seed  # `best` is in normal form
+        assert (answer.status == "optimal") == (answer.bound_ticks == best[0]), seed
+        assert answer.bound_ticks <= best[0], seed
         captured = best_schedule(problem, caps)
         moved += captured is None or best < captured.value
     assert moved >= 2
