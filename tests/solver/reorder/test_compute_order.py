@@ -20,8 +20,10 @@ from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.reorder.min_memory import least_memory
 from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.search.local_search import Search
+from apsched.units import ticks_to_us
 from tests.helpers.oracle import best_schedule, orders_within
 from tests.helpers.oracle import least_memory as least_of_captured
+from tests.helpers.problems.by_hand import ByHand, line
 from tests.helpers.problems.strategies import (
     random_caps,
     random_problem,
@@ -240,3 +242,23 @@ def test_how_often_the_rule_alone_is_enough() -> None:
     assert matters >= 20
     assert found >= matters * 0.5
     assert gained >= matters * 0.6
+
+
+def test_the_bound_is_that_of_all_orders_that_the_cap_allows() -> None:
+    """As captured the reduction begins behind 102 ticks of compute that it does not wait for."""
+    b = ByHand(prices={"reduce_scatter": line(200)})
+    x = b.input("x", 512)
+    others = [b.compute(f"f{i}", ticks, x, size=512) for i, ticks in enumerate((100, 1, 1))]
+    grad = b.compute("g", 1, x, size=512)
+    problem = b.output(*others, b.wait("w", b.start("reduce_scatter", "rs", grad, 512, 512)))
+    for most, ticks in ((0, 103 + 200), (3, 1 + 200)):
+        told: list[float] = []
+        result = solve(
+            problem,
+            Caps(max_compute_move=most),
+            progress=lambda _stage, _best_us, bound_us, told=told: told.append(bound_us),
+        )
+        assert max(told) <= ticks_to_us(ticks)
+        assert result.best is not None
+        assert result.best.step_time_ticks == ticks
+        assert (result.status, result.bound_ticks) == ("optimal", ticks)
