@@ -160,7 +160,7 @@ def relaxations(
             dict.fromkeys(other for clash in found if name not in clash for other in clash)
         )
         others = replace(caps, **dict.fromkeys(lifted))
-        bound = getattr(caps, name) + (1 if proven else 0)
+        bound = getattr(caps, name) + 1 if proven else 0
         if name == "memory_cap_bytes":
             least: int | None
             least, floor_bound = least_memory(oracle.problem, others, options)

@@ -12,6 +12,7 @@ from apsched.solver import solve
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.infeasible.clashing_caps import FeasibilityOracle, stated
 from apsched.solver.infeasible.explain import explain
+from tests.helpers.claims import judged
 from tests.helpers.oracle import best_schedule, least_memory
 from tests.helpers.problems.by_hand import ByHand, line
 from tests.helpers.problems.strategies import random_caps, random_problem
@@ -178,3 +179,10 @@ def test_the_collectives_that_are_larger_than_the_cap_in_flight_are_named() -> N
     why = explain(Instance.of(problem, Caps(in_flight_cap_bytes=2048)), SolveOptions())
     assert why.proven
     assert why.nodes == ("ag1",)
+
+
+@pytest.mark.parametrize("seed", [300, 10299, 10441, 10493, 11164])
+def test_a_cap_that_is_not_proven_too_small_is_no_bound(seed: int) -> None:
+    """A schedule that the search did not find keeps it, and the answer does not deny that."""
+    _, broken = judged(seed)
+    assert broken == []
