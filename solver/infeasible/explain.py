@@ -77,6 +77,9 @@ def _told(caps: Caps, clash: Clash, relaxed: tuple[Relaxation, ...], proven: boo
     limit = f"the cap of {_show(name, getattr(caps, name))}"
     if name == "in_flight_cap_bytes" and found.proven:
         return f"one collective alone has {_show(name, found.bound)} in flight, more than {limit}"
+    if found.least is None and found.bound <= found.stated:
+        stated = _show(name, found.stated)
+        return f"no schedule was found that keeps the {_WORDS[name]} of {stated}"
     if found.least is None:
         return (
             f"the {_WORDS[name]} has to be at least {_show(name, found.bound)}, more than {limit}"
