@@ -77,6 +77,30 @@ OPTIONS: tuple[Option, ...] = (
         help="number of layers, of a preset (default: all)",
     ),
     Option(
+        name="micro_batches",
+        group="source",
+        unit=Unit.COUNT,
+        metavar="N",
+        field="num_micro_batches",
+        parse=_AT_LEAST_ONE,
+        axis=False,
+        help=(
+            "micro-batches of one step, interleaved where that is faster; the other options are"
+            " about one of them (default: 1)"
+        ),
+    ),
+    Option(
+        name="reduce",
+        group="source",
+        unit=Unit.TEXT,
+        metavar="WHEN",
+        parse=one_of("once", "each"),
+        axis=False,
+        help=(
+            "gradients of several micro-batches: once (added, then reduced) or each (default: once)"
+        ),
+    ),
+    Option(
         name="ac",
         group="source",
         unit=Unit.TEXT,

@@ -2,7 +2,7 @@
 
 from apsched.capture.captured import Capture
 from apsched.capture.fake_world import world
-from apsched.capture.joint import capture_module
+from apsched.capture.micro_batches import MicroBatchChoice
 from apsched.fx.passes.checkpointing import Checkpointing, blocks_of
 from apsched.models.build import BuiltModel, build
 from apsched.models.mesh import MeshSpec
@@ -19,6 +19,7 @@ def capture_preset(
     options: ModelOptions | None = None,
     rank: int = 0,
     count_saved: bool = False,
+    micro_batches: MicroBatchChoice | None = None,
 ) -> Capture:
     """Return the forward and backward graph of preset ``name`` on process rank ``rank``; see
     :func:`apsched.models.build.build`.
@@ -27,14 +28,16 @@ def capture_preset(
         built = build(
             name, mesh=mesh, seq_len=seq_len, batch=batch, num_layers=num_layers, options=options
         )
-        return capture_built(built, count_saved=count_saved)
+        return capture_built(built, count_saved=count_saved, micro_batches=micro_batches)
 
 
-def capture_built(built: BuiltModel, *, count_saved: bool = False) -> Capture:
+def capture_built(
+    built: BuiltModel, *, count_saved: bool = False, micro_batches: MicroBatchChoice | None = None
+) -> Capture:
     """Return the graphs of a preset that is built already, on real or fake tensors; its process
-    group must still run.
+    group must still run. The inputs are those of one micro-batch.
     """
-    return capture_module(
+    return (micro_batches or MicroBatchChoice()).capture(
         built.module,
         built.inputs,
         source=built.name,

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
-from apsched.schedule.result import BoundSource, SolveResult
+from apsched.schedule.result import BoundSource, SolvedBy, SolveResult
 from apsched.schedule.schedule import Schedule
+from apsched.solver.answer import near_enough, scored_start
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.relaxed import without_places
 from apsched.solver.arrays.reordered import Orders
@@ -20,6 +21,7 @@ from apsched.solver.bounds.best import best_bound
 from apsched.solver.bounds.memory_and_launches import later_bounds
 from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.compute_move_cap import moving_where_it_pays
+from apsched.solver.interleave.interleave import has_chains, interleaved
 from apsched.solver.reorder.min_memory import floated_model, is_small
 from apsched.solver.solve import solve
 
@@ -36,9 +38,11 @@ def solve_as_asked(
     start: Schedule | None = None,
 ) -> SolveResult:
     """As :func:`apsched.solver.solve`; compute stays as captured where moving it does not pay, and
-    something fits.
+    something fits. Chains that do not depend on each other are interleaved where that is faster.
     """
     caps, options = caps or Caps(), options or SolveOptions()
+    if has_chains(problem, caps):
+        return _with_chains(problem, caps, options, progress=progress, start=start)
     searched = moving_where_it_pays(problem, caps)
     found = solve(problem, searched, options, progress=progress, start=start)
     if searched == caps:
@@ -46,6 +50,31 @@ def solve_as_asked(
     if found.best is None:
         return solve(problem, caps, options, progress=progress, start=start)
     return _claimed(problem, caps, options, found)
+
+
+def _with_chains(
+    problem: Problem,
+    caps: Caps,
+    options: SolveOptions,
+    *,
+    progress: Callable[[str, float, float], None] | None,
+    start: Schedule | None,
+) -> SolveResult:
+    """Return the answer to a problem of several chains, with bounds for all orders: as places count
+    within a chain, the cap on them bounds no place in the whole.
+    """
+    alone = replace(problem, chains=())
+    in_a_row = solve_as_asked(alone, caps, options, progress=progress, start=start)
+    instance = Instance.of(problem, replace(caps, max_compute_move=None))
+    bound = best_bound(instance, Orders(instance))
+    found = interleaved(problem, caps, options, in_a_row, near_enough(bound, options))
+    given = scored_start(Instance.of(problem, caps), start)
+    if found.best is None:
+        return found
+    if given is not None and given.step_time_ticks < found.best.step_time_ticks:
+        ticks = given.step_time_ticks
+        found = replace(found, best=given, fastest_ticks=ticks, solved_by=SolvedBy.START)
+    return _claimed(problem, instance.caps, options, found)
 
 
 def _claimed(

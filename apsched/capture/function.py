@@ -17,7 +17,7 @@ import torch
 
 from apsched.capture.captured import Capture
 from apsched.capture.fake_world import world
-from apsched.capture.joint import capture_module
+from apsched.capture.micro_batches import MicroBatchChoice
 from apsched.errors import ApschedError, InputError
 from apsched.fx.collectives import is_collective
 from apsched.fx.passes.checkpointing import Checkpointing, blocks_of
@@ -35,6 +35,7 @@ def capture_function(
     mesh: MeshSpec | None = None,
     reshard_after_forward: bool = True,
     activation_checkpoint: str = "none",
+    micro_batches: MicroBatchChoice | None = None,
 ) -> Capture:
     """Import ``package.module``, call ``function()`` and capture the (module, inputs) that it
     returns.
@@ -47,7 +48,8 @@ def capture_function(
     process ranks alone, which is a warning of the capture. ``reshard_after_forward`` is that
     of :func:`apsched.capture.joint.capture_module`; ``activation_checkpoint`` (``none``, ``full``,
     ``every-N``, ``selective``) is about the blocks of the module
-    (:func:`apsched.fx.passes.checkpointing.blocks_of`).
+    (:func:`apsched.fx.passes.checkpointing.blocks_of`). The inputs are those of one micro-batch,
+    of which the step has as many as ``micro_batches`` say.
 
     Raises
     ------
@@ -68,6 +70,7 @@ def capture_function(
             mesh=mesh,
             reshard_after_forward=reshard_after_forward,
             activation_checkpoint=activation_checkpoint,
+            micro_batches=micro_batches,
         )
 
 
@@ -80,6 +83,7 @@ def capture_own(
     mesh: MeshSpec | None,
     reshard_after_forward: bool = True,
     activation_checkpoint: str = "none",
+    micro_batches: MicroBatchChoice | None = None,
 ) -> Capture:
     """Return the graphs of a module of the user's own, which ``mesh`` shards in place; a process
     group of ``num_ranks`` runs. See :func:`capture_function`; ``source`` names it in messages.
@@ -95,7 +99,7 @@ def capture_own(
     try:
         with quiet_fake_tensors():
             passes = checkpointing.passes(blocks)
-            capture = capture_module(
+            capture = (micro_batches or MicroBatchChoice()).capture(
                 module,
                 inputs,
                 source=source,

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from apsched.capture.captured import Capture, CapturedGraph, SavedBytes
 from apsched.capture.module_stack import recorded_modules
+from apsched.fx.chains import mark_chains
 from apsched.fx.passes.checkpointing import saved_bytes
 from apsched.fx.passes.lists import joint_passes
 from apsched.fx.passes.parameters import parameter_names
@@ -36,6 +37,7 @@ def capture_module(
     kept_parameters: Collection[str] = (),
     passes: PassList = (),
     count_saved: bool = False,
+    num_micro_batches: int | None = None,
 ) -> Capture:
     """Return the forward and the backward graph of ``module(*inputs)``; nothing is computed.
 
@@ -44,7 +46,8 @@ def capture_module(
     are gathered again in backward, but for ``kept_parameters``. ``passes`` run on the joint graph
     first (docs/passes.md). With ``count_saved`` the joint graph is also partitioned without tags on
     gathers, and ``saved_bytes`` says what the tags change. A process group must run if the module
-    uses one (:func:`apsched.capture.fake_world.world`).
+    uses one (:func:`apsched.capture.fake_world.world`). ``num_micro_batches`` is how many the
+    module must have, independent of each other (:mod:`apsched.fx.chains`); ``None``: however many.
 
     The forward graph says what it saves. A module that runs such graphs is partitioned just as they
     were (:mod:`apsched.fx.passes.partition_replay`).
@@ -60,6 +63,8 @@ def capture_module(
     made it, and ``meta["custom"]["apsched_parameter"]`` where it gathers a parameter or reduces its
     gradient; every collective has its role (:mod:`apsched.fx.passes.roles`).
     """
+
+    passes = (*passes, mark_chains(num_micro_batches))
 
     def prepare(joint: GraphModule) -> GraphModule:
         if is_tagged(joint):

@@ -20,6 +20,7 @@ from apsched.compiler.schedule_captured import RESULT
 from apsched.compiler.schedule_graph import kept_as_it_was, prepare_joint, schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
+from apsched.fx.chains import mark_chains
 from apsched.fx.passes.lists import joint_passes
 from apsched.fx.passes.roles import classify
 from apsched.fx.passes.run_passes import PassList, run_passes
@@ -130,7 +131,7 @@ class Backend:
                 passes = kept_passes(self.keep, joint, partition, self.settings, names, agreement)
             elif again is not None:
                 passes = joint_passes(reshard_after_forward=again)
-            return run_passes(joint, passes).module
+            return run_passes(joint, (*passes, mark_chains())).module
 
         return default_partition(
             prepare_joint(joint, self.settings, prepare), joint_inputs, **options

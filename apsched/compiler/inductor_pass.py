@@ -16,6 +16,7 @@ from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.schedule_captured import RESULT
 from apsched.compiler.schedule_graph import prepare_joint, schedule_graph
 from apsched.compiler.settings import Settings
+from apsched.fx.chains import set_chains
 from apsched.fx.passes.parameters import gather_nodes, is_backward, mark_parameters
 from apsched.pipeline.result import Result
 from apsched.problem.plan.rules import digest
@@ -93,6 +94,7 @@ class ParameterPass(CustomGraphPass):
                 parameters = sorted(set(gather_nodes(graph).values()))
                 kept = self.keep.fitting(parameters) if self.keep is not None else ()
                 mark_parameters(graph, reshard_after_forward=again, kept=kept)
+            set_chains(graph)
             return tagged
 
         if prepare_joint(module, self.settings, tag) is not tagged:

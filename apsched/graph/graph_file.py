@@ -63,6 +63,7 @@ def to_bytes(dag: nx.DiGraph) -> bytes:
             "curves": {name: asdict(curve) for name, curve in sorted(dag.graph["curves"].items())},
             "cuts": [asdict(cut) for cut in dag.graph.get("cuts", ())],
             **({"assumed": asdict(assumed)} if assumed.sizes else {}),
+            **({"chains": chains} if (chains := dag.graph.get("chains")) else {}),
         },
         "nodes": [
             {"id": rank, **asdict(dag.nodes[rank]["record"])}
@@ -99,6 +100,7 @@ def from_bytes(data: bytes) -> nx.DiGraph:
             _record(KernelCut, cut, f"cut {k}") for k, cut in enumerate(_get(graph, "cuts", list))
         ),
         assumed=_assumed(graph),
+        chains=_ints(graph.get("chains", []), "chains"),
     )
     for k, node in enumerate(_get(content, "nodes", list)):
         record = _record(NodeRecord, _without_id(node), f"node {k}")

@@ -21,6 +21,7 @@ from apsched.names import graph_order, is_graph_name
 
 if TYPE_CHECKING:
     from apsched.capture.captured import Capture
+    from apsched.capture.micro_batches import MicroBatchChoice
 
 DEFAULT_MESH = "fsdp=64"
 DEFAULT_SEQ_LEN = 8192
@@ -47,6 +48,9 @@ class SourceRequest:
     seq_len: int | None = None
     batch: int | None = None
     num_layers: int | None = None
+    num_micro_batches: int | None = None
+    reduce: str | None = None
+    """When gradients of several micro-batches are reduced."""
     activation_checkpoint: str | None = None
     count_saved: bool | None = None
     """Whether to count what forward saves for backward, with and without tags on gathers."""
@@ -153,6 +157,7 @@ def _open_preset(request: SourceRequest, stack: ExitStack) -> OpenedSource:
         num_layers=request.num_layers,
         options=options,
         count_saved=bool(request.count_saved),
+        micro_batches=_micro_batches(request),
     )
     return OpenedSource(
         label=request.source, slug=f"{request.source}-{_slug(str(mesh))}", capture=capture
@@ -181,7 +186,11 @@ def _open_transformers(request: SourceRequest, stack: ExitStack) -> OpenedSource
     return OpenedSource(
         label=built.name,
         slug=_slug(f"{name.removesuffix('.json')}-{mesh}"),
-        capture=capture_built(built, count_saved=bool(request.count_saved)),
+        capture=capture_built(
+            built,
+            count_saved=bool(request.count_saved),
+            micro_batches=_micro_batches(request),
+        ),
     )
 
 
@@ -199,12 +208,25 @@ def _open_function(request: SourceRequest, stack: ExitStack) -> OpenedSource:
         request.source,
         mesh=mesh,
         activation_checkpoint=request.activation_checkpoint or "none",
+        micro_batches=_micro_batches(request),
     )
     ranks = {**capture.group_ranks, **dict(request.group_ranks)}
     name = request.source if mesh is None else f"{request.source}-{mesh}"
     return OpenedSource(
         label=request.source, slug=_slug(name), capture=replace(capture, group_ranks=ranks)
     )
+
+
+def _micro_batches(request: SourceRequest) -> "MicroBatchChoice":
+    from apsched.capture.micro_batches import REDUCE_ONCE, MicroBatchChoice
+
+    count = request.num_micro_batches or 1
+    if request.reduce is not None and count == 1:
+        raise InputError(
+            f"--reduce {request.reduce} is about several micro-batches, and there is one; state"
+            " --micro-batches, or leave it out"
+        )
+    return MicroBatchChoice(count=count, reduce=request.reduce or REDUCE_ONCE)
 
 
 def _open_repro(request: SourceRequest, stack: ExitStack) -> OpenedSource:
@@ -239,6 +261,8 @@ _OPTIONS = {
     "seq_len": "--seq",
     "batch": "--batch",
     "num_layers": "--layers",
+    "num_micro_batches": "--micro-batches",
+    "reduce": "--reduce",
     "activation_checkpoint": "--ac",
     "count_saved": "--saved-bytes",
 }
@@ -253,7 +277,7 @@ def _refuse_useless_options(request: SourceRequest, kind: SourceKind) -> None:
     allowed = {
         SourceKind.PRESET: built,
         SourceKind.TRANSFORMERS: built,
-        SourceKind.FUNCTION: ("mesh", "activation_checkpoint"),
+        SourceKind.FUNCTION: ("mesh", "activation_checkpoint", "num_micro_batches", "reduce"),
     }.get(kind, ())
     for field, flag in _OPTIONS.items():
         if getattr(request, field) is not None and field not in allowed:

@@ -49,6 +49,7 @@ def build_problem(dag: nx.DiGraph) -> Problem:
         streams=streams,
         copy_price=dag.graph["curves"]["copy"],
         kernels=tuple(r.kernel for r in records),
+        chains=dag.graph.get("chains", ()),
     )
     problem = replace(
         problem, cuts=tuple(cut for cut in dag.graph.get("cuts", ()) if _may_be_cut(problem, cut))

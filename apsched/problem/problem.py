@@ -142,6 +142,10 @@ class Problem:
     """
     cuts: tuple[KernelCut, ...] = ()
     """Where kernels may be cut, and the price (:mod:`apsched.schedule.kernel_cuts`)."""
+    chains: tuple[int, ...] = ()
+    """For each node the number of the chain that it is in, one of several micro-batches that do not
+    depend on each other; -1 for what is shared. Empty where there is one chain.
+    """
     reordered: tuple[int, ...] = ()
     """The compute nodes that do not travel, in the order that the solver looks at; empty for that
     as captured.
@@ -185,6 +189,16 @@ class Problem:
             for i, kind in enumerate(self.kinds)
             if kind is NodeKind.COMPUTE and i not in self.travels
         )
+
+    @cached_property
+    def captured_chains(self) -> tuple[tuple[int, ...], ...]:
+        """The compute order as captured, each chain apart; what is shared is one of them."""
+        if not self.chains:
+            return (self.captured_order,)
+        apart: dict[int, list[int]] = {}
+        for node in self.captured_order:
+            apart.setdefault(self.chains[node], []).append(node)
+        return tuple(tuple(nodes) for nodes in apart.values())
 
     @cached_property
     def captured_places(self) -> dict[int, int]:
@@ -254,6 +268,9 @@ def check_problem(problem: Problem) -> None:
         ("modules", problem.modules),
     ):
         _require(len(values) == n, f"{label} has {len(values)} entries for {n} nodes")
+    _require(
+        len(problem.chains) in (0, n), f"chains has {len(problem.chains)} entries for {n} nodes"
+    )
     for node, before in enumerate(problem.predecessors):
         _require(
             all(0 <= p < node for p in before),

@@ -215,17 +215,21 @@ def _form(problem: Problem, bucket: Bucket) -> list[str]:
 
 
 def _compute_moves(problem: Problem, position: list[int], caps: Caps) -> list[str]:
-    """A compute node keeps its place among the compute nodes up to ``max_compute_move``."""
+    """A compute node keeps its place among the compute nodes of its own chain up to
+    ``max_compute_move``; most graphs have one chain.
+    """
     if caps.max_compute_move is None:
         return []
-    now = sorted(problem.captured_order, key=position.__getitem__)
-    place = {node: k for k, node in enumerate(now)}
-    return [
-        f"{problem.node_names[node]} moved by {abs(place[node] - k)} compute nodes, more than"
-        f" {caps.max_compute_move}"
-        for k, node in enumerate(problem.captured_order)
-        if abs(place[node] - k) > caps.max_compute_move
-    ]
+    wrong = []
+    for chain in problem.captured_chains:
+        place = {node: k for k, node in enumerate(sorted(chain, key=position.__getitem__))}
+        wrong += [
+            f"{problem.node_names[node]} moved by {abs(place[node] - k)} compute nodes, more than"
+            f" {caps.max_compute_move}"
+            for k, node in enumerate(chain)
+            if abs(place[node] - k) > caps.max_compute_move
+        ]
+    return wrong
 
 
 def over_memory(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps) -> list[str]:

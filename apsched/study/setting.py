@@ -54,6 +54,8 @@ class Setting:
             "batch": request.batch or (1 if preset else None),
             "layers": request.num_layers,
             "ac": request.activation_checkpoint or ("none" if preset else None),
+            **({"micro_batches": request.num_micro_batches} if request.num_micro_batches else {}),
+            **({"reduce": request.reduce} if request.reduce else {}),
             "cluster": Path(self.costs.cluster).name if self.costs.cluster else None,
             "costs": Path(self.costs.costs).name if self.costs.costs else None,
             "collectives": [Path(name).name for name in self.costs.collectives],

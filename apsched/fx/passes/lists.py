@@ -16,6 +16,11 @@ def joint_passes(*, reshard_after_forward: bool = True, kept: Collection[str] = 
     return (classify(), recompute_gathers(reshard_after_forward=reshard_after_forward, kept=kept))
 
 
+def add_before_reducing() -> PassList:
+    """Return what adds the gradients of several micro-batches before they are reduced."""
+    return (fuse_summed_scatters(),)
+
+
 def shortening_passes(*, bitwise: bool) -> PassList:
     """Return what takes work out of a joint graph, to be handed to ``capture_module``; with
     ``bitwise`` only what rounds nothing anew.

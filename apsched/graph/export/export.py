@@ -13,6 +13,7 @@ from apsched.costs.compute.node_operation import node_operation
 from apsched.costs.model import CostModel, cut_us
 from apsched.costs.price_curve import PriceCurve
 from apsched.fx.assumed_sizes import assume_sizes, rests_on_assumed
+from apsched.fx.chains import chain_of
 from apsched.fx.collectives import tensor_bytes, tensors_of
 from apsched.fx.tensors import dtype_name
 from apsched.graph.check import check_graph
@@ -71,6 +72,7 @@ def export_graph(
         curves=curves,
         cuts=tuple(_cuts(analysis, cost_model, records)),
         assumed=_assumed(analysis, sizes),
+        chains=_chains(analysis),
     )
     data, order = edges_of(analysis)
     dag.add_nodes_from((record.rank, {"record": record}) for record in records)
@@ -188,6 +190,12 @@ def _cuts(
                 nodes=changed,
                 extra_ticks=tuple(longer[rank] for rank in changed),
             )
+
+
+def _chains(analysis: Analysis) -> tuple[int, ...]:
+    """Return the chain of each node; empty where there are not several."""
+    chains = tuple(chain_of(node) for node in analysis.nodes)
+    return chains if len({*chains} - {-1}) > 1 else ()
 
 
 def _assumed(analysis: Analysis, sizes: tuple[AssumedSize, ...]) -> Assumed:

@@ -1,6 +1,7 @@
 """Which compute nodes a schedule moves."""
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Schedule, StepKind
@@ -20,12 +21,21 @@ def compute_places(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
 
 def moved_compute(problem: Problem, schedule: Schedule) -> frozenset[int]:
     """Return the fewest compute nodes that have to move to make the order of ``schedule`` out of
-    the one as captured.
+    the one as captured, in each chain.
 
-    All others keep their order among each other: they are a longest increasing subsequence of
-    places as captured.
+    All others of a chain keep their order among each other: they are a longest increasing
+    subsequence of places as captured.
     """
-    places = compute_places(problem, schedule)
+    captured = problem.captured_order
+    now = compute_places(problem, schedule)
+    moved: frozenset[int] = frozenset()
+    for chain in map(frozenset, problem.captured_chains):
+        places = [place for place in now if captured[place] in chain]
+        moved |= chain - {captured[place] for place in _longest_ascending(places)}
+    return moved
+
+
+def _longest_ascending(places: Sequence[int]) -> set[int]:
     ends: list[int] = []  # smallest last place of an increasing subsequence of each length
     at: list[int] = []  # where in ``places`` that is
     before = [-1] * len(places)
@@ -38,13 +48,17 @@ def moved_compute(problem: Problem, schedule: Schedule) -> frozenset[int]:
     while k >= 0:
         kept.add(places[k])
         k = before[k]
-    return frozenset(node for k, node in enumerate(problem.captured_order) if k not in kept)
+    return kept
 
 
 def furthest_move(problem: Problem, schedule: Schedule) -> int:
-    """Return by how many places among the compute nodes the one stands apart from its own that does
-    most.
+    """Return by how many places among the compute nodes of its chain the one stands apart from its
+    own that does most.
     """
-    return max(
-        (abs(k - place) for k, place in enumerate(compute_places(problem, schedule))), default=0
-    )
+    captured, now = problem.captured_order, compute_places(problem, schedule)
+    furthest = 0
+    for chain in problem.captured_chains:
+        mine = {node: k for k, node in enumerate(chain)}
+        order = (mine[captured[place]] for place in now if captured[place] in mine)
+        furthest = max(furthest, max((abs(k - own) for k, own in enumerate(order)), default=0))
+    return furthest

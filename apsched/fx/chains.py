@@ -1,0 +1,161 @@
+"""Chains of a joint graph: micro-batches that do not depend on each other.
+
+A chain is found from what depends on what. Inputs of the graph that are neither parameters nor
+buffers are its *sources*; what depends on no source (gathered parameters, masks) is shared. Nodes
+that lead to a matrix product or attention are the *core* of a graph: the sum of the losses, the sum
+of the gradients of a parameter and its reduction are not among them. Core nodes that depend on a
+source, joined where one takes the result of the other, fall into parts: the chains. A tensor that
+micro-batches share joins nothing, and neither do its slices. What is outside of the core is of the
+chain that it depends on, where that is one, and shared otherwise.
+
+The tags are set before the partition: saved tensors carry them into backward.
+"""
+
+import operator
+from collections.abc import Callable
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils.flop_counter import flop_registry
+
+from apsched.errors import InputError
+from apsched.fx.graph_copies import copied
+from apsched.fx.passes.run_passes import Pass
+from apsched.torch_compat.graphs import is_parameter_or_buffer
+
+CHAIN_KEY = "apsched_chain"
+"""``node.meta["custom"][CHAIN_KEY]`` is the number of the chain of a node; shared ones have none.
+"""
+_PRIMALS = "primals"
+
+
+def mark_chains(expected: int | None = None) -> Pass:
+    """Return the pass that tags each node of a joint graph with its chain, where there are several.
+
+    InputError, which names a node, where ``expected`` chains are not what the graph has.
+    """
+
+    def run(module: GraphModule) -> GraphModule:
+        result = copied(module)
+        set_chains(result.graph, expected=expected)
+        return result
+
+    return Pass(name="mark_chains", run=run)
+
+
+def set_chains(graph: torch.fx.Graph, *, expected: int | None = None) -> None:
+    """Tag the nodes of ``graph`` in place, as :func:`mark_chains`."""
+    chains = chains_of(graph)
+    found = max(chains.values(), default=-1) + 1
+    if expected is not None and found != expected:
+        raise InputError(_refusal(graph, found, expected))
+    for node, chain in chains.items() if found > 1 else ():
+        node.meta["custom"] = {**node.meta.get("custom", {}), CHAIN_KEY: chain}
+
+
+def chain_of(node: Node) -> int:
+    """Return the chain that ``node`` is tagged with; -1 where it has none."""
+    chain = node.meta.get("custom", {}).get(CHAIN_KEY, -1)
+    return chain if isinstance(chain, int) else -1
+
+
+def chains_of(graph: torch.fx.Graph) -> dict[Node, int]:
+    """Return node -> chain, numbered in the order of the graph, for the nodes of ``graph`` that
+    belong to one.
+    """
+    core = _core(graph)
+    part_of = _parts(core)
+    number: dict[Node, int] = {}
+    chains: dict[Node, frozenset[int]] = {}
+    for node in graph.nodes:
+        if node in core:
+            chains[node] = frozenset((number.setdefault(part_of(node), len(number)),))
+        elif node.op == "call_function":
+            before = (chains[source] for source in node.all_input_nodes if source in chains)
+            chains[node] = frozenset().union(*before)
+    return {node: min(found) for node, found in chains.items() if len(found) == 1}
+
+
+def _core(graph: torch.fx.Graph) -> set[Node]:
+    """Return the nodes that depend on a source, are no mere part of it, and lead to a product."""
+    depends: set[Node] = set()
+    parts: set[Node] = set()
+    for node in graph.nodes:
+        if _is_source(node) or any(source in depends for source in node.all_input_nodes):
+            depends.add(node)
+        if _is_source(node) or (_is_view(node) and all(n in parts for n in node.all_input_nodes)):
+            parts.add(node)
+    leads: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and (
+            _is_product(node) or any(user in leads for user in node.users)
+        ):
+            leads.add(node)
+    return {node for node in leads if node in depends and node not in parts}
+
+
+def _parts(core: set[Node]) -> Callable[[Node], Node]:
+    """Return a function: core node -> the node that stands for all those that it is joined to."""
+    parent = {node: node for node in core}
+
+    def part_of(node: Node) -> Node:
+        while parent[node] is not node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    for node in core:
+        for source in node.all_input_nodes:
+            if source in core:
+                parent[part_of(source)] = part_of(node)
+    return part_of
+
+
+def _is_source(node: Node) -> bool:
+    return (
+        node.op == "placeholder"
+        and node.name.startswith(_PRIMALS)
+        and not is_parameter_or_buffer(node.meta.get("desc"))
+    )
+
+
+def _is_view(node: Node) -> bool:
+    return node.target is operator.getitem or (
+        isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+    )
+
+
+def _is_product(node: Node) -> bool:
+    """Return whether ``node`` is a matrix product, a convolution or attention."""
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return "attention" in target.name()
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    name = target.overloadpacket.__name__
+    return target.overloadpacket in flop_registry or "attention" in name or "grouped_mm" in name
+
+
+def _refusal(graph: torch.fx.Graph, found: int, expected: int) -> str:
+    """Return why ``graph`` has no ``expected`` chains: where the inputs of two of them meet."""
+    asked = (
+        f"expected {expected} micro-batches that do not depend on each other, found {found}"
+        " in the graph"
+    )
+    core = _core(graph)
+    behind: dict[Node, frozenset[Node]] = {}
+    for node in graph.nodes:
+        mine = frozenset((node,)) if _is_source(node) else frozenset()
+        behind[node] = mine.union(*(behind[source] for source in node.all_input_nodes))
+        if found < expected and node in core and _meet(node, behind, core):
+            return (
+                f"node {node.name}: {asked}; what two of them compute meets here (a running"
+                " statistic, a state that one leaves to the next): take one micro-batch at a time"
+            )
+    return f"{asked}; take one micro-batch at a time"
+
+
+def _meet(node: Node, behind: dict[Node, frozenset[Node]], core: set[Node]) -> bool:
+    """Return whether ``node`` takes core results that rest on different sources."""
+    taken = [behind[source] for source in node.all_input_nodes if source in core]
+    return any(not a & b for k, a in enumerate(taken) for b in taken[:k])

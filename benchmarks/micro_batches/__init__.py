@@ -1,0 +1,1 @@
+"""Several micro-batches as one step, beside one at a time."""

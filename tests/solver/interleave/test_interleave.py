@@ -1,0 +1,165 @@
+"""Chains of a problem are merged in orders that are schedules of the same problem, and no slower
+than one behind the other.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+import apsched
+from apsched.capture.fake_world import world
+from apsched.capture.micro_batches import MicroBatchChoice
+from apsched.config import Caps, SolveOptions
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.graph.export.export import export_graph
+from apsched.graph.graph_file import from_bytes, to_bytes
+from apsched.models.mesh import MeshSpec
+from apsched.models.preset_capture import capture_preset
+from apsched.problem.build import build_problem
+from apsched.problem.problem import check_problem
+from apsched.schedule.analysis.moved_compute import furthest_move, moved_compute
+from apsched.schedule.schedule import Schedule, Step, StepKind
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
+from apsched.solver import solve_as_asked
+from apsched.solver.interleave.interleave import _MERGES, ALTERNATING, IN_A_ROW
+from apsched.solver.interleave.merge import Merge, Rule, merged, units_of
+from tests.helpers.problems.by_hand import ByHand
+
+QUICK = SolveOptions(budget=0.2)
+
+
+@pytest.fixture(scope="module")
+def dags():
+    mesh = MeshSpec.parse("fsdp=2,tp=2")
+    with world(mesh.world_size):
+        capture = capture_preset(
+            "llama3-debug",
+            mesh=mesh,
+            seq_len=4096,
+            num_layers=2,
+            micro_batches=MicroBatchChoice(count=2),
+        )
+        model = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
+        return [
+            export_graph(graph, model, group_ranks=capture.group_ranks) for graph in capture.graphs
+        ]
+
+
+@pytest.fixture(scope="module")
+def problems(dags):
+    return [build_problem(dag) for dag in dags]
+
+
+def in_order(order) -> Schedule:
+    return Schedule(buckets=(), steps=tuple(Step(StepKind.NODE, node) for node in order))
+
+
+@pytest.mark.parametrize("merge", [*_MERGES, Merge(rule=Rule.NEXT_LAUNCH, skew=10_000)], ids=str)
+def test_merges_are_orders_that_keep_each_chain_and_each_kernel(problems, merge):
+    for problem in problems:
+        order = merged(problem, merge)
+        caps = Caps(max_compute_move=0)  # in its own chain no node leaves its place
+        assert not verify(replace(problem, chains=problem.chains), in_order(order), caps)
+        place = {node: k for k, node in enumerate(n for n in order if n in problem.captured_places)}
+        for chain in units_of(problem, stretches=False):
+            for unit in chain:
+                places = [place[node] for node in unit if node in place]
+                assert places == list(range(places[0], places[0] + len(places)))
+
+
+def test_far_apart_is_one_behind_the_other(problems):
+    forward = problems[0]
+    order = [
+        forward.chains[node]
+        for node in merged(forward, Merge(rule=Rule.NEXT_LAUNCH, skew=10_000))
+        if forward.chains[node] >= 0 and node in forward.captured_places
+    ]
+    assert order == sorted(order)
+    turns = [
+        forward.chains[node]
+        for node in merged(forward, Merge(skew=0))
+        if forward.chains[node] >= 0 and node in forward.captured_places
+    ]
+    assert sum(a != b for a, b in pairwise(turns)) > 10
+
+
+def test_the_answer_is_no_slower_than_in_a_row_and_beats_it_in_forward(problems):
+    caps = Caps(max_compute_move=200)
+    for problem in problems:
+        answer = solve_as_asked(problem, caps, QUICK)
+        assert not verify(problem, answer.best.schedule, caps)
+        assert furthest_move(problem, answer.best.schedule) <= 200
+        timeline = simulate(problem, answer.best.schedule)
+        assert timeline.step_time_ticks == answer.best.step_time_ticks
+        assert timeline.peak_memory_bytes == answer.best.peak_memory_bytes
+        known = {b.name: b for b in answer.baselines}
+        row = known[IN_A_ROW].step_time_ticks
+        assert answer.bound_ticks <= answer.best.step_time_ticks <= row
+        assert known[ALTERNATING].fits
+        if problem.name == "forward":
+            assert answer.best.step_time_ticks < 0.97 * row
+            assert "chains merged" in answer.solved_by
+            captured = replace(problem, chains=())
+            assert furthest_move(captured, answer.best.schedule) > furthest_move(
+                problem, answer.best.schedule
+            )
+            assert moved_compute(problem, answer.best.schedule) < moved_compute(
+                captured, answer.best.schedule
+            )
+
+
+def test_compute_as_captured_and_plans_that_name_places_are_not_interleaved(problems):
+    answer = solve_as_asked(problems[0], Caps(max_compute_move=0), QUICK)
+    assert IN_A_ROW not in {b.name for b in answer.baselines}
+
+
+def test_a_memory_cap_holds_and_interleaving_gives_way_step_by_step(problems):
+    backward = problems[1]
+    free = solve_as_asked(backward, Caps(max_compute_move=200), QUICK)
+    caps = Caps(max_compute_move=200, memory_cap_bytes=free.floor_memory_bytes)
+    tight = solve_as_asked(backward, caps, QUICK)
+    assert tight.best.peak_memory_bytes <= caps.memory_cap_bytes
+    assert tight.best.step_time_ticks >= free.bound_ticks
+    none = solve_as_asked(backward, replace(caps, memory_cap_bytes=1), QUICK)
+    assert none.best is None
+
+
+def test_a_start_that_is_interleaved_is_a_start(problems):
+    caps = Caps(max_compute_move=200)
+    known = solve_as_asked(problems[0], caps, QUICK)
+    again = solve_as_asked(problems[0], caps, SolveOptions(budget=0.0), start=known.best.schedule)
+    assert again.best.step_time_ticks <= known.best.step_time_ticks
+
+
+def test_graph_files_hold_chains(dags, problems):
+    for dag, problem in zip(dags, problems, strict=True):
+        again = build_problem(from_bytes(to_bytes(dag)))
+        assert again == problem
+        assert {*again.chains} == {-1, 0, 1}
+
+
+def test_chains_of_another_length_are_refused(problems):
+    with pytest.raises(apsched.InputError, match="chains has 1 entries for"):
+        check_problem(replace(problems[0], chains=(0,)))
+
+
+def test_places_count_in_the_own_chain_of_a_node():
+    by_hand = ByHand()
+    x = by_hand.input("x", 512)
+    nodes = [by_hand.compute(name, 1, x, size=512) for name in ("a0", "b0", "a1", "b1")]
+    problem = by_hand.output(*nodes)
+    chained = replace(problem, chains=(-1, 0, 1, 0, 1, -1))
+    order = in_order([0, 3, 4, 1, 2, 5])
+    assert verify(problem, order, Caps(max_compute_move=1))
+    assert not verify(chained, order, Caps(max_compute_move=1))
+    assert verify(chained, order, Caps(max_compute_move=0)) == (
+        "a0 moved by 1 compute nodes, more than 0",
+        "a1 moved by 1 compute nodes, more than 0",
+        "b0 moved by 1 compute nodes, more than 0",
+        "b1 moved by 1 compute nodes, more than 0",
+    )
+    assert (furthest_move(problem, order), furthest_move(chained, order)) == (2, 1)
+    assert len(moved_compute(chained, order)) == 2
