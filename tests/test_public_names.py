@@ -13,6 +13,7 @@ import apsched
 
 NAMES = (
     *("optimize", "solve", "backend", "inductor_pass", "tune_fsdp2", "ddp_buckets"),
+    "micro_batches",
     *("Caps", "SolveOptions", "Plan", "Rule", "load_plan"),
     *(
         "capture",

@@ -99,11 +99,16 @@ def units_of(problem: Problem, *, stretches: bool) -> list[list[list[int]]]:
 
 
 def _in_order(problem: Problem, keys: list[int]) -> tuple[int, ...]:
-    """Return the nodes by key, then by chain, then as captured, behind their predecessors."""
+    """Return the nodes by key, then by chain, then as captured, behind their predecessors; the
+    inputs of the graph, first, keep the order that its callers rely on.
+    """
 
-    def entry(node: int) -> tuple[bool, int, int, int]:
-        is_output = problem.kinds[node] is NodeKind.OUTPUT
-        return is_output, keys[node], problem.chains[node], node
+    def entry(node: int) -> tuple[int, int, int, int]:
+        match problem.kinds[node]:
+            case NodeKind.INPUT:
+                return -1, 0, 0, node
+            case kind:
+                return int(kind is NodeKind.OUTPUT), keys[node], problem.chains[node], node
 
     left = [len(before) for before in problem.predecessors]
     ready = [entry(node) for node, count in enumerate(left) if not count]

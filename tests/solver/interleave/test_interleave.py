@@ -15,6 +15,7 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.graph.export.export import export_graph
 from apsched.graph.graph_file import from_bytes, to_bytes
+from apsched.kinds import NodeKind
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
 from apsched.problem.build import build_problem
@@ -63,6 +64,9 @@ def test_merges_are_orders_that_keep_each_chain_and_each_kernel(problems, merge)
         order = merged(problem, merge)
         caps = Caps(max_compute_move=0)  # in its own chain no node leaves its place
         assert not verify(replace(problem, chains=problem.chains), in_order(order), caps)
+        inputs = [node for node in order if problem.kinds[node] is NodeKind.INPUT]
+        assert inputs == sorted(inputs) == list(order[: len(inputs)])
+        assert problem.kinds[order[-1]] is NodeKind.OUTPUT
         place = {node: k for k, node in enumerate(n for n in order if n in problem.captured_places)}
         for chain in units_of(problem, stretches=False):
             for unit in chain:
