@@ -22,7 +22,7 @@ from apsched.report.robustness import robustness_json, robustness_line, robustne
 from apsched.report.table import console, plain_table, result_json
 from apsched.schedule.analysis.metrics import without_buckets_ticks
 from apsched.schedule.analysis.moved_compute import furthest_move, moved_compute
-from apsched.schedule.result import Infeasibility, Score
+from apsched.schedule.result import IN_A_ROW, Infeasibility, Score
 from apsched.units import ticks_to_us
 
 _FULL_WIDTH = 100
@@ -83,6 +83,8 @@ def graph_json(result: Result) -> dict[str, Any]:
         report["device_memory"] = account_json(result.account)
     if (contention := result.problem.contention) is not None:
         report["contention"] = contention_json(contention)
+    if result.problem.chains:
+        report["micro_batches"] = max(result.problem.chains) + 1
     if result.robustness is not None:
         report["robustness"] = robustness_json(result.robustness)
     if result.assumptions is not None:
@@ -223,6 +225,23 @@ def _cells(result: Result, scored: Score, *, name: str, ratio: bool) -> list[str
     return [*cells, "yes" if scored.fits else "no"]
 
 
+def _micro_batches_line(result: Result) -> str:
+    """Return what one of several micro-batches takes; empty where there is one."""
+    several, best = max(result.problem.chains, default=0) + 1, result.answer.best
+    if several < 2 or best is None:
+        return ""
+
+    def each(ticks: int) -> str:
+        return show_us(ticks_to_us(ticks) / several)
+
+    row = next((b for b in result.answer.baselines if b.name == IN_A_ROW), None)
+    beside = f", in a row {each(row.step_time_ticks)}" if row is not None else ""
+    return (
+        f"  {several} micro-batches: {each(best.step_time_ticks)} each{beside}, bound"
+        f" {each(result.answer.bound_ticks)}"
+    )
+
+
 def _moved_line(result: Result) -> str:
     """Return which compute nodes moved, and how far; empty where none could."""
     if result.schedule is None or result.caps.max_compute_move == 0:
@@ -300,6 +319,8 @@ def summary_lines(result: Result) -> tuple[str, ...]:
         lines.append(robustness_line(result.robustness))
     if second := second_groups(result.problem):
         lines.append(f"  gathers on second groups: {', '.join(map(first_name, second))}")
+    if each := _micro_batches_line(result):
+        lines.append(each)
     if moved := _moved_line(result):
         lines.append(moved)
     if set(result.cost_shares) - {"formula"}:

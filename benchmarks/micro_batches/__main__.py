@@ -68,7 +68,18 @@ class Row:
     solve_s: float
 
 
-def rows_of(case: Case, num_micro_batches: int, reduce: str, options: SolveOptions) -> list[Row]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is run."""
+
+    reduces: tuple[str, ...] = ("once",)
+    directions: str = "both"
+    torch: bool = False
+    """Torch's own schedulers, too."""
+    budget: float = SolveOptions().budget
+
+
+def rows_of(case: Case, num_micro_batches: int, reduce: str, effort: Effort) -> list[Row]:
     """Return the rows of ``case`` with so many micro-batches."""
     several = num_micro_batches > 1
     request = SourceRequest(
@@ -79,13 +90,18 @@ def rows_of(case: Case, num_micro_batches: int, reduce: str, options: SolveOptio
         num_micro_batches=num_micro_batches,
         reduce=reduce if several else None,
     )
-    asked = SolveRequest(caps=Caps(max_compute_move=200), options=options)
+    asked = SolveRequest(
+        caps=Caps(max_compute_move=200), options=SolveOptions(budget=effort.budget)
+    )
     progress = Progress(quiet=True)
     rows = []
-    with loaded(request, CostChoice(cluster="h100"), "both", progress) as source:
+    with loaded(request, CostChoice(cluster="h100"), effort.directions, progress) as source:
         for graph in source.graphs:
-            result = with_torch_schedulers(graph, solve_graph(graph, asked, progress), progress)
+            result = solve_graph(graph, asked, progress)
+            if effort.torch:
+                result = with_torch_schedulers(graph, result, progress)
             rows.append(_row(case, num_micro_batches, reduce if several else "", result))
+            print(f"{case}, {rows[-1].graph}, {num_micro_batches}: {rows[-1]}", file=sys.stderr)
     return rows
 
 
@@ -108,14 +124,14 @@ def _row(case: Case, n: int, reduce: str, result: Result) -> Row:
     )
 
 
-def measured(case: Case, reduces: Sequence[str], options: SolveOptions) -> list[Row]:
-    """Return all rows of ``case``."""
-    rows = rows_of(case, 1, "", options)
-    for reduce in reduces:
+def measured(case: Case, effort: Effort) -> list[Row]:
+    """Return all rows of ``case``; forward does not depend on when gradients are reduced."""
+    rows = rows_of(case, 1, "", effort)
+    for reduce in effort.reduces:
         rows += [
-            r
-            for r in rows_of(case, 2, reduce, options)
-            if r.graph == "backward" or reduce == reduces[0]
+            row
+            for row in rows_of(case, 2, reduce, effort)
+            if row.graph == "backward" or reduce == effort.reduces[0]
         ]
     return rows
 
@@ -169,18 +185,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}")
     parser.add_argument("--smoke", action="store_true", help="one small case, less than a minute")
     parser.add_argument("--budget", type=float, default=SolveOptions().budget)
+    parser.add_argument("--direction", default="both", choices=("forward", "backward", "both"))
+    parser.add_argument("--each", action="store_true", help="also reduce each micro-batch's own")
+    parser.add_argument("--torch", action="store_true", help="torch's own schedulers, too")
     parser.add_argument("--out", metavar="DIR", default=str(RESULTS), help="for the results")
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.cases) - CASES.keys():
         parser.error(f"expected cases of {', '.join(CASES)}; found {', '.join(sorted(unknown))}")
     if chosen.smoke:
         return _smoke()
+    effort = Effort(
+        reduces=("once", "each") if chosen.each else ("once",),
+        directions=chosen.direction,
+        torch=chosen.torch,
+        budget=chosen.budget,
+    )
     rows: list[Row] = []
-    name = f"{date.today():%Y-%m-%d}-micro-batches"
+    out, name = Path(chosen.out), f"{date.today():%Y-%m-%d}-micro-batches"
+    out.mkdir(parents=True, exist_ok=True)
     for key in chosen.cases or CASES:
-        rows += measured(CASES[key], ("once", "each"), SolveOptions(budget=chosen.budget))
-        out = Path(chosen.out)
-        out.mkdir(parents=True, exist_ok=True)
+        rows += measured(CASES[key], effort)
         text = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
         (out / f"{name}.json").write_text(text)
         (out / f"{name}.md").write_text(f"# Micro-batches\n\n{table(rows)}\n")
@@ -190,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _smoke() -> int:
     """Run the small case; what must hold in every run does."""
-    rows = measured(SMOKE, ("once",), SolveOptions(budget=0.5))
+    rows = measured(SMOKE, Effort(torch=True, budget=0.5))
     print(table(rows))
     wrong = [
         f"{row.graph}: {name} is faster"

@@ -12,16 +12,12 @@ from dataclasses import dataclass, replace
 from apsched.config import Caps, SolveOptions
 from apsched.problem.permuted import brought_back, permuted
 from apsched.problem.problem import Problem
-from apsched.schedule.result import Scored, SolveResult
+from apsched.schedule.result import ALTERNATING, IN_A_ROW, Scored, SolveResult
 from apsched.schedule.score import score
 from apsched.solver.arrays.reordered import may_move
 from apsched.solver.interleave.merge import Merge, Rule, merged, units_of
 from apsched.solver.solve import solve
 
-IN_A_ROW, ALTERNATING = "in_a_row", "alternating"
-"""Names of the baselines: the chains one behind the other, and by turns, a stretch between
-collectives each, with compute as merged.
-"""
 _MERGES = (
     *(Merge(rule=Rule.NEXT_LAUNCH, skew=skew) for skew in (5, 0, 2, 10, 20)),
     *(Merge(rule=Rule.FURTHEST_BEHIND, skew=skew) for skew in (5, 2)),

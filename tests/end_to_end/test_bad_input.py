@@ -208,6 +208,16 @@ OPTIONS: dict[str, tuple[Case, str]] = {
         _option("--seq", "128"),
         "--seq chooses how a preset is built",
     ),
+    "micro-batches for a graph file": (
+        _option("--micro-batches", "2"),
+        "--micro-batches chooses how a preset is built",
+    ),
+    "no micro-batch": (_preset("--micro-batches", "0"), "expected a whole number from 1"),
+    "a way to reduce one micro-batch": (
+        _preset("--reduce", "each"),
+        "--reduce each is about several micro-batches",
+    ),
+    "a way to reduce that is none": (_preset("--reduce", "twice"), "expected once or each"),
     "layers for a function": (
         lambda at: ["solve", "os:getcwd", "--layers", "2"],
         "--layers chooses how a preset is built",

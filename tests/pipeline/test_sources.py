@@ -73,3 +73,15 @@ def test_solve_a_directory(run: Run, tmp_path: Path) -> None:
     assert "backward-1: traced/torch_compile_debug/run_2026" in solved.stdout
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert {f"{name}.schedule.json" for name in NAMES} < written
+
+
+def test_two_micro_batches_are_solved_from_the_command_line(run: Run) -> None:
+    preset = ("llama3-debug", "--mesh", "fsdp=2,tp=2", "--seq", "2048", "--layers", "1")
+    several = (*preset, "--micro-batches", "2", "--direction", "forward", "--budget", "0")
+    solved = run("solve", *several, "--json", "-o", "out")
+    assert solved.code == 0, solved.stderr
+    (graph,) = json.loads(solved.stdout)["graphs"]
+    assert graph["micro_batches"] == 2
+    assert graph["round_trip_exact"]
+    assert graph["step_time_us"] <= graph["baselines"]["in_a_row"]["step_time_us"]
+    assert "2 micro-batches: " in run("compare", *several, "--no-inductor").stdout

@@ -21,11 +21,12 @@ from apsched.models.preset_capture import capture_preset
 from apsched.problem.build import build_problem
 from apsched.problem.problem import check_problem
 from apsched.schedule.analysis.moved_compute import furthest_move, moved_compute
+from apsched.schedule.result import ALTERNATING, IN_A_ROW
 from apsched.schedule.schedule import Schedule, Step, StepKind
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve_as_asked
-from apsched.solver.interleave.interleave import _MERGES, ALTERNATING, IN_A_ROW
+from apsched.solver.interleave.interleave import _MERGES
 from apsched.solver.interleave.merge import Merge, Rule, merged, units_of
 from tests.helpers.problems.by_hand import ByHand
 
