@@ -5,6 +5,7 @@ compiler gets them.
 import gc
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,7 +31,7 @@ from apsched.torch_compat.partition import partitioned_graphs
 
 def capture_module(
     module: nn.Module,
-    inputs: tuple[torch.Tensor, ...],
+    inputs: tuple[Any, ...],
     *,
     source: str,
     reshard_after_forward: bool = True,
@@ -41,13 +42,14 @@ def capture_module(
 ) -> Capture:
     """Return the forward and the backward graph of ``module(*inputs)``; nothing is computed.
 
-    Parameters and inputs may be real, or fake tensors of one fake mode; parameters may be DTensors:
-    the graph then takes their local shards. With ``reshard_after_forward`` the gathered parameters
-    are gathered again in backward, but for ``kept_parameters``. ``passes`` run on the joint graph
-    first (docs/passes.md). With ``count_saved`` the joint graph is also partitioned without tags on
-    gathers, and ``saved_bytes`` says what the tags change. A process group must run if the module
-    uses one (:func:`apsched.capture.fake_world.world`). ``num_micro_batches`` is how many the
-    module must have, independent of each other (:mod:`apsched.fx.chains`); ``None``: however many.
+    Parameters and inputs, also in tuples, may be real, or fake tensors of one fake mode; parameters
+    may be DTensors: the graph then takes their local shards. With ``reshard_after_forward`` the
+    gathered parameters are gathered again in backward, but for ``kept_parameters``. ``passes`` run
+    on the joint graph first (docs/passes.md). With ``count_saved`` the joint graph is also
+    partitioned without tags on gathers, and ``saved_bytes`` says what the tags change. A process
+    group must run if the module uses one (:func:`apsched.capture.fake_world.world`).
+    ``num_micro_batches`` is how many the module must have, independent of each other
+    (:mod:`apsched.fx.chains`); ``None``: any number.
 
     The forward graph says what it saves. A module that runs such graphs is partitioned just as they
     were (:mod:`apsched.fx.passes.partition_replay`).

@@ -14,6 +14,8 @@ from apsched.errors import InputError
 from apsched.fx.passes.lists import add_before_reducing
 from apsched.fx.passes.run_passes import PassList
 
+_Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional inputs of one micro-batch, and those by name."""
 REDUCE_ONCE, REDUCE_EACH = "once", "each"
 
 
@@ -120,7 +122,7 @@ def _summed(
     step: Callable[..., torch.Tensor], n: int, inputs: tuple[Any, ...], keywords: dict[str, Any]
 ) -> torch.Tensor:
     if len(inputs) == n and not keywords and all(type(part) is tuple for part in inputs):
-        parts = [(part, {}) for part in inputs]
+        parts: list[_Inputs] = [(part, {}) for part in inputs]
     else:
         parts = _split(n, inputs, keywords)
     total: torch.Tensor | None = None
@@ -136,13 +138,11 @@ def _summed(
     return total
 
 
-def _split(
-    n: int, inputs: tuple[Any, ...], keywords: dict[str, Any]
-) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _split(n: int, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> list[_Inputs]:
     """Return the inputs of each micro-batch: a part of each tensor, all of every other value."""
     tensors = [leaf for leaf in tree_leaves((inputs, keywords)) if isinstance(leaf, torch.Tensor)]
-    sizes = [tensor.shape[0] if tensor.dim() else None for tensor in tensors]
-    if not sizes or None in sizes or any(size != sizes[0] for size in sizes):
+    sizes = [tensor.shape[0] if tensor.dim() else -1 for tensor in tensors]
+    if not sizes or sizes[0] < 0 or any(size != sizes[0] for size in sizes):
         raise InputError(
             "micro_batches: expected inputs that have the batch as their first dimension, found"
             f" tensors of shapes {', '.join(str(list(t.shape)) for t in tensors) or '(none)'}; hand"

@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.flop_counter import flop_registry
 
 from apsched.errors import InputError
+from apsched.fx.effects.of_node import higher_order_name
 from apsched.fx.graph_copies import copied
 from apsched.fx.passes.run_passes import Pass
 from apsched.torch_compat.graphs import is_parameter_or_buffer
@@ -128,8 +129,8 @@ def _is_view(node: Node) -> bool:
 def _is_product(node: Node) -> bool:
     """Return whether ``node`` is a matrix product, a convolution or attention."""
     target = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return "attention" in target.name()
+    if "attention" in higher_order_name(node):
+        return True
     if not isinstance(target, torch._ops.OpOverload):
         return False
     name = target.overloadpacket.__name__
