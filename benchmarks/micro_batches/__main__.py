@@ -153,7 +153,7 @@ def table(rows: Sequence[Row]) -> str:
         lines.append(
             f"| {row.case} | {graph} | {_ms(one.step_us)} | {_ms(in_a_row)} |"
             f" {_ms(row.others_us.get('alternating'))} | {_ms(row.others_us.get(_TORCH))} |"
-            f" {_ms(row.step_us)} | {_ms(row.bound_us)} | {_share(row.bound_us, row.step_us)} |"
+            f" {_ms(row.step_us)} | {_ms(row.bound_us)} | {_gap(row.bound_us, row.step_us)} |"
             f" {_share(row.step_us, one.step_us)} | {_share(row.step_us, in_a_row)} |"
             f" {one.peak_bytes / 2**30:.2f}, {row.peak_bytes / 2**30:.2f} GiB |"
         )
@@ -165,7 +165,7 @@ def table(rows: Sequence[Row]) -> str:
         if any((r.case, r.reduce, r.graph) == (case, reduce, "backward") for r in rows):
             lines.append(
                 f"| {case} | both, {reduce} | {_ms(one_us)} | {_ms(row_us)} | | | {_ms(step_us)} |"
-                f" {_ms(bound_us)} | {_share(bound_us, step_us)} | {_share(step_us, one_us)} |"
+                f" {_ms(bound_us)} | {_gap(bound_us, step_us)} | {_share(step_us, one_us)} |"
                 f" {_share(step_us, row_us)} | |"
             )
     return "\n".join(lines)
@@ -173,6 +173,10 @@ def table(rows: Sequence[Row]) -> str:
 
 def _ms(value_us: float | None) -> str:
     return "" if value_us is None else f"{value_us / 1000:.2f}"
+
+
+def _gap(bound_us: float, step_us: float) -> str:
+    return f"{100 * (1 - bound_us / step_us):.1f} %"
 
 
 def _share(value: float, of: float) -> str:
