@@ -57,10 +57,12 @@ def gathered_again(forward: GraphModule, backward: GraphModule) -> dict[str, Gat
     cast or transposed copy) and of what the gathers return.
     """
     shards = _passed_shards(forward.graph, backward.graph)
-    made = _made_again(forward.graph, shards)
+    chains: dict[Node, dict[Node, Node]] = {passed: {} for passed in shards}
+    for node, (same, origin) in _made_again(forward.graph, shards).items():
+        chains[origin][node] = same
     found: dict[str, GatheredAgain] = {}
     for passed, shard in shards.items():
-        chain = {node: same for node, (same, origin) in made.items() if origin is passed}
+        chain = chains[passed]
         values = _handed_over(chain)
         if not values:
             continue

@@ -86,10 +86,9 @@ def _memory_line(results: Sequence[Result]) -> str:
             if spare >= 0
             else f"; {show_bytes(-spare)} MORE than the device ({device}) has for it"
         )
-    caps = {result.caps.memory_cap_bytes for result in results}
-    defaults = {account.left_bytes for _, account in accounts}
-    if not caps <= defaults:
-        text += f"; memory cap {' and '.join(sorted(map(show_bytes, caps)))}"
+    caps = {show_bytes(result.caps.memory_cap_bytes) for result in results}
+    if not caps <= {show_bytes(account.left_bytes) for _, account in accounts}:
+        text += f"; memory cap {' and '.join(sorted(caps))}"
     return text
 
 
