@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from apsched.capture.captured import CapturedGraph
-from apsched.capture.keep import Keepable, keep, keepable
 from apsched.config import Caps
 from apsched.errors import InputError
 from apsched.names import direction_named
@@ -17,6 +16,10 @@ from apsched.progress import Progress
 from apsched.solver.bounds.whole_step import seam_bytes
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice, Parameter
+
+if TYPE_CHECKING:
+    from apsched.capture.captured import CapturedGraph
+    from apsched.capture.keep import Keepable
 
 Graphs = tuple[LoadedGraph, LoadedGraph]
 
@@ -161,6 +164,8 @@ def pair_of(graphs: Iterable[LoadedGraph], label: str = "keep") -> Graphs:
 
 def parameters_of(graphs: Graphs) -> tuple[Parameter, ...]:
     """Return the parameters that both graphs gather."""
+    from apsched.capture.keep import keepable  # torch, which graph files do without
+
     forward, backward = (graph.captured for graph in graphs)
     assert forward is not None
     assert backward is not None
@@ -173,6 +178,8 @@ def with_kept(graphs: Graphs, kept: Choice) -> Graphs:
     """
     if not kept:
         return graphs
+    from apsched.capture.keep import keep
+
     forward, backward = (graph.captured for graph in graphs)
     assert forward is not None
     assert backward is not None
@@ -181,7 +188,7 @@ def with_kept(graphs: Graphs, kept: Choice) -> Graphs:
     return first, second
 
 
-def _priced(old: LoadedGraph, captured: CapturedGraph) -> LoadedGraph:
+def _priced(old: LoadedGraph, captured: "CapturedGraph") -> LoadedGraph:
     assert old.cost_model is not None
     new = loaded_graph(
         captured,
@@ -196,7 +203,7 @@ def _priced(old: LoadedGraph, captured: CapturedGraph) -> LoadedGraph:
     return replace(new, problem=problem, seconds=old.seconds, beside=beside)
 
 
-def _parameter(found: Keepable, backward: Problem) -> Parameter:
+def _parameter(found: "Keepable", backward: Problem) -> Parameter:
     again = found.again
     return Parameter(
         name=found.name,

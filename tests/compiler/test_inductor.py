@@ -340,6 +340,8 @@ def test_a_fingerprint_names_all_settings():
         "noise",
         "robust",
         "time_slack",
+        "optimizer",
+        "reserve",
         "num_workers",
     }
     assert set(Settings.__dataclass_fields__) - known == {

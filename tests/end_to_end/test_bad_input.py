@@ -194,7 +194,7 @@ OPTIONS: dict[str, tuple[Case, str]] = {
     "a mesh without sizes": (_preset("--mesh", "fsdp"), "a mesh is a list of axis=size"),
     "an unknown mesh axis": (
         _preset("--mesh", "pp=4"),
-        "mesh axes are replicate, fsdp, tp, ep; found 'pp'",
+        "name some of them); found 'pp' in 'pp=4'",
     ),
     "an axis of no ranks": (_preset("--mesh", "fsdp=0"), "must be at least 1; found 0"),
     "a mesh axis given twice": (_preset("--mesh", "fsdp=2,fsdp=4"), "given twice"),

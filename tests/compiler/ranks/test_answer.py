@@ -144,6 +144,7 @@ def changed(problem: Problem) -> dict[str, Problem]:
         "kernels": replace(problem, kernels=(0,) * problem.num_nodes),
         "cuts": replace(problem, cuts=(KernelCut(node=1, nodes=(1,), extra_ticks=(1,)),)),
         "reordered": replace(problem, reordered=tuple(reversed(problem.compute_order))),
+        "chains": replace(problem, chains=(0,) * problem.num_nodes),
         "rules": replace(problem, rules=("match '.*': forbid",)),
         "contention": replace(problem, contention=Contention(compute_slowdown=(6, 5))),
     }
