@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from apsched.errors import SelfCheckError
 from apsched.problem.problem import Problem
 from apsched.problem.second_group import with_second_groups
 from apsched.solver.bounds.step_time import TimeBound
@@ -13,7 +14,8 @@ from apsched.solver.bounds.whole_step import (
     KeptItem,
     StepBound,
     graph_bound,
-    least_durations,
+    least_prices,
+    with_prices,
 )
 from apsched.whole_step.asked import AUTO, AskedToKeep
 from apsched.whole_step.choices import NONE, Choice, named_choices, units
@@ -33,7 +35,9 @@ class StepAnswer:
 
     best: SolvedChoice
     bound: TimeBound
-    """No choice and no schedules within the caps are faster."""
+    """No choice and no schedules within the caps are faster, as long as no choice prices a node
+    lower than each choice that was solved does.
+    """
     baselines: dict[str, SolvedChoice]
     """The choices that people make, by name, as far as they may fit."""
     tried: tuple[SolvedChoice, ...]
@@ -87,11 +91,17 @@ def solve_step(step: Step) -> StepAnswer:
     step times differ by less than the time slack the one with the lowest peak is taken, as long as
     no choice that people make becomes faster.
     """
-    return search_choices(step, _bounds(step))
+    prices = _least_prices(step)
+    answer = search_choices(step, _bounds(step, prices))
+    now = _least_prices(step)
+    if now != prices:  # a choice that was solved fuses a node as neither extreme does
+        answer = replace(answer, bound=_least_bound(_bounds(step, now)))
+    _check_bound(answer)
+    return answer
 
 
 def search_choices(step: Step, bounds: Sequence[StepBound]) -> StepAnswer:
-    """As :func:`solve_step`; of ``bounds`` the least holds."""
+    """As :func:`solve_step`; of ``bounds`` the least holds. It is not checked."""
     search = _Search(step, bounds)
     baselines = {
         name: step.solve(kept)
@@ -104,10 +114,9 @@ def search_choices(step: Step, bounds: Sequence[StepBound]) -> StepAnswer:
         search.along_order()
         search.look(search.filled())
     best = _least_memory_within_slack(step, baselines)
-    bound = search.bound
     return StepAnswer(
         best=best,
-        bound=replace(bound, ticks=min(bound.ticks, best.step_ticks)) if best.fits else bound,
+        bound=search.bound,
         baselines=baselines,
         tried=tuple(step.solved.values()),
         num_parameters=len(step.parameters),
@@ -122,7 +131,7 @@ class _Search:
         self._step, self._bounds = step, bounds
         self._index = {p.name: k for k, p in enumerate(step.parameters)}
         self._order = [name for unit in units(step.parameters) for name in unit]
-        self.bound = min((b.over_choices() for b in bounds), key=lambda b: b.ticks)
+        self.bound = _least_bound(bounds)
         self._enough = self.bound.ticks * (1 + step.request.options.time_slack / 2)
 
     def may_fit(self, kept: Choice) -> bool:
@@ -222,13 +231,40 @@ def _least_memory_within_slack(step: Step, baselines: dict[str, SolvedChoice]) -
     return min(near, key=lambda s: (s.peak_bytes, s.step_ticks, len(s.kept), sorted(s.kept)))
 
 
-def _bounds(step: Step) -> list[StepBound]:
+def _check_bound(answer: StepAnswer) -> None:
+    """Raise SelfCheckError where the bound lies above the step time that was found."""
+    if answer.best.fits and answer.bound.ticks > answer.best.step_ticks:
+        raise SelfCheckError(
+            f"the bound of {answer.bound.ticks} ticks on the whole step lies above the step time of"
+            f" {answer.best.step_ticks}, a bug of apsched: solve without keeping parameters"
+        )
+
+
+Prices = tuple[dict[str, int], dict[str, int]]
+"""Ticks of each node of forward and of backward, by name."""
+
+
+def _least_prices(step: Step) -> Prices:
+    """Return the lowest price of each node under the choices whose graphs are made: with nothing
+    kept, with all kept, and those that were solved.
+    """
+    every = Choice(p.name for p in step.parameters)
+    pairs = [step.graphs, step.under(every), *(solved.graphs for solved in step.solved.values())]
+    forward, backward = (least_prices(pair[k].problem for pair in pairs) for k in (0, 1))
+    return forward, backward
+
+
+def _least_bound(bounds: Sequence[StepBound]) -> TimeBound:
+    return min((bound.over_choices() for bound in bounds), key=lambda bound: bound.ticks)
+
+
+def _bounds(step: Step, prices: Prices) -> list[StepBound]:
     """Return bounds on the step, of which the least holds: one for each way to place gathers on
     groups.
     """
     again = [graph.problem for graph in step.graphs]
     kept = [graph.problem for graph in step.under(Choice(p.name for p in step.parameters))]
-    forward = least_durations(again[0], kept[0])
+    forward = with_prices(again[0], prices[0])
     items = [KeptItem(collectives=p.gathers, kept_bytes=p.size_bytes) for p in step.parameters]
     ways = {False, step.request.second_group}
     ticks = min(graph_bound(_grouped(forward, way), step.caps[0]) for way in ways)
@@ -236,7 +272,7 @@ def _bounds(step: Step) -> list[StepBound]:
         StepBound.of(
             forward_ticks=ticks,
             again=_grouped(again[1], way),
-            kept=_grouped(least_durations(kept[1], again[1]), way),
+            kept=_grouped(with_prices(kept[1], prices[1]), way),
             items=items,
             caps=step.caps[1],
             free_bytes=step.free_bytes,

@@ -34,6 +34,7 @@ from apsched.models.training import run_step
 from apsched.problem.build import build_problem
 from apsched.schedule.simulate import simulate
 from apsched.solver import solve
+from apsched.torch_compat.gloo import avoid_coalesced_gathers
 from apsched.units import ticks_to_us
 from apsched.writeback.write_back import write_back
 from benchmarks.calibration.second_profile import second_profile
@@ -53,6 +54,7 @@ class Figure:
 
 def main(process_rank: int, world_size: int, folder: Path, num_steps: int) -> None:
     """Write what was found to ``FOLDER/0.json``."""
+    avoid_coalesced_gathers()
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",

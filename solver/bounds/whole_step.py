@@ -2,7 +2,8 @@
 forward to backward.
 
     f      forward;  its schedules are those of any choice, with less memory held
-    g      backward with every parameter kept: what is left to do whatever the choice
+    g      backward with every parameter kept: what is left to do whatever the choice; a node has
+           its lowest price among the choices that were solved, which is assumed of the others
     i      a parameter that backward gathers again by the collectives C_i, unless it is kept, which
            takes m_i bytes
     y_i    1 where parameter i is kept, 0 where it is gathered again; here anything in between
@@ -21,7 +22,7 @@ that is counted here, since w_c is linear in bytes. Each of (S3) and (S4) is lea
 where the parameters with the most time per byte are kept first, the last one in part.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,13 +57,20 @@ def seam_bytes(forward: Problem, backward: Problem) -> tuple[int, int]:
     return left, given
 
 
-def least_durations(problem: Problem, other: Problem) -> Problem:
-    """Return ``problem`` with the less of both durations for each node that ``other`` has by the
-    same name: a choice in between may fuse it as either.
+def least_prices(problems: Iterable[Problem]) -> dict[str, int]:
+    """Return the ticks of each node, by name: the least that one of ``problems`` has, since a
+    choice in between may fuse it as either.
     """
-    known = dict(zip(other.node_names, other.duration_ticks, strict=True))
-    ticks = zip(problem.node_names, problem.duration_ticks, strict=True)
-    return replace(problem, duration_ticks=tuple(min(d, known.get(name, d)) for name, d in ticks))
+    least: dict[str, int] = {}
+    for problem in problems:
+        for name, ticks in zip(problem.node_names, problem.duration_ticks, strict=True):
+            least[name] = min(ticks, least.get(name, ticks))
+    return least
+
+
+def with_prices(problem: Problem, prices: Mapping[str, int]) -> Problem:
+    """Return ``problem`` with the ``prices`` of its nodes, in ticks."""
+    return replace(problem, duration_ticks=tuple(prices[name] for name in problem.node_names))
 
 
 def graph_bound(problem: Problem, caps: Caps) -> int:

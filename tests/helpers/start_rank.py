@@ -28,6 +28,7 @@ def import_most() -> None:
     apsched = importlib.import_module("apsched")
     for name in apsched.__all__:
         getattr(apsched, name)
+    importlib.import_module("apsched.torch_compat.gloo").avoid_coalesced_gathers()
 
 
 def imported_main(script: Path) -> Callable[..., None]:

@@ -2,17 +2,19 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 
 import pytest
 
 from apsched.capture.captured import Capture
 from apsched.config import Caps, SolveOptions
+from apsched.errors import SelfCheckError
 from apsched.pipeline.solve_graph import SolveRequest
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.solver.bounds.whole_step import StepBound, seam_bytes
+from apsched.whole_step import search
 from apsched.whole_step.choices import Choice, Parameter, named_choices, units
 from apsched.whole_step.pair import Step
 from apsched.whole_step.search import search_choices, solve_step
@@ -85,6 +87,40 @@ def test_peak_counts_shards_that_backward_does_not_take(layers) -> None:
 def test_second_groups_have_a_bound_of_their_own(layers) -> None:
     answer = solve_step(step_of(layers, SLOW, None, second_group=True))
     assert answer.bound.ticks <= answer.best.step_ticks
+
+
+def test_a_bound_above_the_answer_is_an_error(layers, monkeypatch) -> None:
+    """It must not be lowered in silence."""
+    bounds = search._bounds
+
+    def too_high(step: Step, prices: search.Prices) -> list[StepBound]:
+        return [replace(b, forward_ticks=2 * b.forward_ticks + 1) for b in bounds(step, prices)]
+
+    step = step_of(layers, SLOW, None)
+    assert solve_step(step).best.fits
+    monkeypatch.setattr(search, "_bounds", too_high)
+    with pytest.raises(SelfCheckError, match="the whole step lies above the step time"):
+        solve_step(step_of(layers, SLOW, None))
+
+
+def test_the_bound_knows_the_prices_of_every_choice_that_was_solved(layers, monkeypatch) -> None:
+    """A choice in between may fuse a node as neither extreme does."""
+    step = step_of(layers, FAST, None)
+    bound = solve_step(step).bound
+    found = search.search_choices
+
+    def with_a_lower_price(step: Step, bounds: Sequence[StepBound]) -> search.StepAnswer:
+        answer = found(step, bounds)
+        between = step.solve(Choice(names_of(step)[:1]))
+        forward, backward = between.graphs
+        problem = backward.problem
+        ticks = tuple(d // 2 for d in problem.duration_ticks)
+        lower = replace(backward, problem=replace(problem, duration_ticks=ticks))
+        step.solved[between.kept] = replace(between, graphs=(forward, lower))
+        return answer
+
+    monkeypatch.setattr(search, "search_choices", with_a_lower_price)
+    assert solve_step(step_of(layers, FAST, None)).bound.ticks < bound.ticks
 
 
 @pytest.mark.parametrize("seed", range(40))

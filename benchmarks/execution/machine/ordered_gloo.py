@@ -12,11 +12,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from apsched.torch_compat.gloo import avoid_coalesced_gathers
+
 NAME = "ordered_gloo"
 
 
 def init(rank: int, world_size: int, init_method: str, timeout: timedelta) -> None:
     """Join the default process group; groups made later have one thread, too."""
+    avoid_coalesced_gathers()
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _one_thread, devices=["cpu"])
     dist.init_process_group(
