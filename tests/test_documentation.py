@@ -25,8 +25,13 @@ RUN = {
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_have_arguments_that_exist(page: Path) -> None:
+    wrong = []
     for arguments in commands_of(page):
-        build_parser().parse_args(arguments)
+        try:
+            build_parser().parse_args(arguments)
+        except (InputError, SystemExit) as error:
+            wrong.append(f"{' '.join(arguments)}: {error}")
+    assert wrong == []
 
 
 def test_a_command_with_a_wrong_option_is_found(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
+from apsched.atomic_files import write_atomic
 from apsched.config import Caps, SolveOptions
 from apsched.pipeline.cost_choice import CostChoice
 from apsched.pipeline.load import loaded
@@ -25,6 +26,8 @@ from apsched.schedule.result import Score
 from apsched.units import ticks_to_us
 
 RESULTS = Path(__file__).parents[1] / "results"
+CLUSTER = "h100"
+MAX_COMPUTE_MOVE = 200
 _TORCH = "inductor"
 
 
@@ -91,11 +94,11 @@ def rows_of(case: Case, num_micro_batches: int, reduce: str, effort: Effort) -> 
         reduce=reduce if several else None,
     )
     asked = SolveRequest(
-        caps=Caps(max_compute_move=200), options=SolveOptions(budget=effort.budget)
+        caps=Caps(max_compute_move=MAX_COMPUTE_MOVE), options=SolveOptions(budget=effort.budget)
     )
     progress = Progress(quiet=True)
     rows = []
-    with loaded(request, CostChoice(cluster="h100"), effort.directions, progress) as source:
+    with loaded(request, CostChoice(cluster=CLUSTER), effort.directions, progress) as source:
         for graph in source.graphs:
             result = solve_graph(graph, asked, progress)
             if effort.torch:
@@ -210,10 +213,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for key in chosen.cases or CASES:
         rows += measured(CASES[key], effort)
         text = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
-        (out / f"{name}.json").write_text(text)
-        (out / f"{name}.md").write_text(f"# Micro-batches\n\n{table(rows)}\n")
+        write_atomic(out / f"{name}.json", text.encode())
+        write_atomic(out / f"{name}.md", page(rows, effort).encode())
         print(table(rows), flush=True)
     return 0
+
+
+def page(rows: Sequence[Row], effort: Effort) -> str:
+    """Return the table with a heading and the options that it was made with."""
+    return (
+        "# Micro-batches\n\nTimes in ms, of one micro-batch, under the memory of the device;"
+        f" cluster {CLUSTER}, budget {effort.budget:g}, --max-compute-move {MAX_COMPUTE_MOVE}.\n\n"
+        f"{table(rows)}\n"
+    )
 
 
 def _smoke() -> int:

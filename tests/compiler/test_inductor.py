@@ -100,6 +100,37 @@ def test_the_code_has_the_order_of_the_schedule(mesh, scheduled, codes, preset, 
         assert result.round_trip_exact
 
 
+def test_backward_gathers_what_is_not_kept(mesh, codes, tmp_path):
+    """The parameters that are kept: none, all, those of a file, and by name."""
+    chosen = tmp_path / "kept.txt"
+    chosen.write_text("2.weight\n")
+    gathered = {}
+    for label, keep in {
+        "none": "none",
+        "all": "all",
+        "file": chosen,
+        "names": ["2.weight"],
+    }.items():
+        torch._dynamo.reset()
+        codes.clear()
+        backend = apsched.backend(inductor=True, keep=keep, **QUICK)
+        step_of(shard(layers(4), mesh), backend, torch.ones(4, WIDTH))()
+        forward, backward = backend.results
+        assert len(forward.problem.collectives) == 8  # weight and bias of four layers
+        gathers = [
+            c.module
+            for c in backward.problem.collectives
+            if backward.problem.keys[c.key].kind == "all_gather"
+        ]
+        _, code = codes
+        assert (calls_of(code).count("all_gather") > 0) == bool(gathers)
+        assert backward.round_trip_exact
+        gathered[label] = set(gathers)
+    assert "2.weight" in gathered["none"]
+    assert gathered["all"] == set()
+    assert gathered["file"] == gathered["names"] == gathered["none"] - {"2.weight"}
+
+
 def test_options_reach_backward_though_it_is_compiled_later(mesh, codes):
     backend = apsched.backend(inductor=True, max_prefetch=2, **QUICK)
     loss = torch.compile(shard(layers(), mesh), backend=backend)(torch.ones(4, WIDTH)).sum()
