@@ -29,6 +29,10 @@ _SHARE_OF_ORDER = 0.1
 """Of the budget for each objective, what the whole formulation gets where it decides the order of
 the compute, too.
 """
+_SHARE_OF_LATER = 0.2
+"""Of the budget, what each later objective gets where the step time was not proven least: its proof
+would be about schedules near a step time that may not be the least.
+"""
 
 
 def solve_whole(task: Task) -> Answer:
@@ -184,10 +188,14 @@ def _solve_exactly(
             deterministic_work=whole.deterministic_work,
         )
     time = whole.scored(best).step_time_ticks
+    task.report("cp-sat, step time", time)
+    if not first.optimal and time > bound.ticks:
+        whole.options = replace(options, budget=options.budget * _SHARE_OF_LATER)
     limit = slack_limit(time, options, task.made)
     model.limit_step_time(limit)
     peak, found = whole.minimized(model.minimize_peak, best)
     best = found or best
+    task.report("cp-sat, peak", time)
     model.limit_peak(whole.scored(best).peak_memory_bytes - kept_bytes)
     launches, found = whole.minimized(model.minimize_launches, best)
     best = found or best
@@ -195,7 +203,7 @@ def _solve_exactly(
     if limit > time:
         _, found = whole.minimized(model.minimize_step_time, best)
         best = found or best
-    task.report("cp-sat", time)
+    task.report("cp-sat, launches", time)
     moved = whole.moved(best)
     return Answer(
         schedule=expand(moved, late_waits(moved, best.program)),

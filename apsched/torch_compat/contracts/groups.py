@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from apsched.torch_compat import fsdp as fsdp
 from apsched.torch_compat import graphs as private
 from apsched.torch_compat.contracts.registry import contract, expect, group
+from apsched.torch_compat.gloo import avoid_coalesced_gathers
 
 c10d = torch.ops._c10d_functional
 
@@ -49,6 +50,26 @@ def _job_store() -> None:
             default is private.default_group() and default is dist.group.WORLD,
             "the default group is one object",
         )
+
+
+@contract("avoid_coalesced_gathers")
+def _avoid_coalesced_gathers() -> None:
+    stays = avoid_coalesced_gathers.cache_info().currsize
+    library = avoid_coalesced_gathers()
+    try:
+        with group() as name:
+            shard = torch.arange(6.0).view(3, 2)
+            one = c10d.wait_tensor(c10d.all_gather_into_tensor(shard.T, 1, name))
+            expect(one.equal(shard.T), "a gather of a strided shard has its values")
+            many = c10d.all_gather_into_tensor_coalesced([shard, shard + 1], 1, name)
+            expect(
+                [c10d.wait_tensor(each).sum().item() for each in many] == [15, 21],
+                "a coalesced gather has the values of each shard",
+            )
+    finally:
+        if not stays:
+            library._destroy()
+            avoid_coalesced_gathers.cache_clear()
 
 
 @contract("ordered_group")
