@@ -1,5 +1,6 @@
 """Gathers of gloo in the processes that the tests start (``torch_compat.gloo``)."""
 
+import pytest
 import torch
 
 from apsched.torch_compat.gloo import avoid_coalesced_gathers
@@ -8,6 +9,7 @@ from tests.helpers.processes import WORKERS, run_processes
 ROUNDS = 300
 
 
+@pytest.mark.alone
 def test_many_gathers_at_once_have_the_right_values(tmp_path):
     worker = WORKERS / "graphs" / "gathers_worker.py"
     found = run_processes(worker, tmp_path, 4, str(ROUNDS), timeout_s=200)
