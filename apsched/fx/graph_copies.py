@@ -23,6 +23,23 @@ def copied(module: GraphModule) -> GraphModule:
     return copy
 
 
+def copied_alone(node: Node) -> Node:
+    """Return a copy of ``node`` in a graph of its own; its inputs are placeholders with the same
+    values.
+    """
+    graph = torch.fx.Graph()
+
+    def placeholder(given: Node) -> Node:
+        made = graph.placeholder(given.name)
+        made.meta = dict(given.meta)
+        return made
+
+    inputs = {given: placeholder(given) for given in node.all_input_nodes}
+    copy = graph.node_copy(node, inputs.__getitem__)
+    copy.meta = dict(node.meta)
+    return copy
+
+
 def finished(module: GraphModule) -> GraphModule:
     """Return ``module`` after its graph was changed: without unused nodes, and
     compiled.

@@ -16,6 +16,7 @@ of ATen operators (``bucket_mode="default"``), ``inductor_manual`` uses torch's 
 
 import logging
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -31,7 +32,7 @@ from apsched.fx.collectives import (
     is_collective,
     is_wait_tensor,
 )
-from apsched.fx.graph_copies import copied
+from apsched.fx.graph_copies import copied, copied_alone
 from apsched.fx.subgraphs import with_all_inside
 from apsched.graph.export.export import export_graph
 from apsched.graph.export.whole_nodes import whole_us
@@ -103,14 +104,22 @@ def torch_scores(
                 score_run(run, captured, problem, cost_model, caps, group_ranks=group_ranks)
             )
             seconds[name] = run.seconds
-        except Exception as error:  # torch's assertions are its own: they don't stop the comparison
+        except Exception as error:  # a baseline that fails does not stop the comparison
             logger.debug("%s failed", name, exc_info=True)
             reason = (str(error).strip() or "no reason given").splitlines()[0]
+            failed = "apsched cannot price" if _is_ours(error) else "torch's scheduler fails on"
             notes.append(
-                f"{problem.name}: no {name}, torch's scheduler fails on this graph"
-                f" ({type(error).__name__}: {reason})"
+                f"{problem.name}: no {name}, {failed} this graph ({type(error).__name__}: {reason})"
             )
     return TorchScores(scores=tuple(scores), seconds=seconds, notes=tuple(notes))
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether ``error`` comes from a price, or from reading what torch made, not from torch's
+    pass.
+    """
+    ours = {each.__code__ for each in (_PricesMs.__init__, _PricesMs.__call__, score_run)}
+    return any(frame.f_code in ours for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def run_inductor(
@@ -173,8 +182,11 @@ def score_run(
 
 
 class _PricesMs:
-    """The time of a node in milliseconds, as torch asks for it; nodes that are there already are
-    priced ahead, so as not to be timed.
+    """The time of a node in milliseconds, as torch asks for it.
+
+    The nodes of the captured graph are priced ahead, so that their pricing is not timed. A compute
+    node that torch adds is priced as a kernel of its own: torch asks while the graph is half
+    rewritten, so what it will be fused with is not known.
     """
 
     def __init__(
@@ -182,10 +194,9 @@ class _PricesMs:
     ) -> None:
         self._cost_model = cost_model
         self._sizes = group_sizes(with_all_inside(module.graph.nodes), group_ranks)
+        self._nodes = frozenset(module.graph.nodes)
         self._known = {
-            node: self._price(node, None)
-            for node in module.graph.nodes
-            if node.op == "call_function"
+            node: self._price(node, None) for node in self._nodes if node.op == "call_function"
         }
 
     def __call__(self, node: Node, size_bytes: int | None) -> float:
@@ -197,7 +208,8 @@ class _PricesMs:
         if is_wait_tensor(node):
             return 0.0
         if not is_collective(node):
-            return whole_us(self._cost_model, node, self._sizes) / 1000
+            priced = node if node in self._nodes else copied_alone(node)
+            return whole_us(self._cost_model, priced, self._sizes) / 1000
         call = describe(node, self._sizes)
         asked = call.size_bytes if size_bytes is None else size_bytes
         return (

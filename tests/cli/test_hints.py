@@ -52,6 +52,16 @@ def test_a_hint_is_used_and_a_wrong_one_named(run: Run, tmp_path, monkeypatch) -
     assert "--hint cannot change forward.graph: a graph file holds its sizes" in ran.stderr
 
 
+def test_torchs_scheduler_is_compared_with(run: Run, tmp_path, monkeypatch) -> None:
+    """It asks for the prices of nodes that it has just added, in a half-written graph."""
+    (tmp_path / "compared_job.py").write_text(JOB)
+    monkeypatch.syspath_prepend(tmp_path)
+    ran = run("compare", "compared_job:build", "--mesh", "fsdp=4", "--budget", "0", "--json")
+    assert ran.code == 0, ran.stderr
+    for graph in json.loads(ran.stdout)["graphs"]:
+        assert "inductor" in graph["baselines"], graph["notes"]
+
+
 @pytest.mark.parametrize("hint", ["u0", "u0=", "u0=x", "=4", "u0=-1"])
 def test_a_hint_that_is_none_is_refused(run: Run, hint: str) -> None:
     ran = run("audit", "llama3-debug", "--hint", hint)

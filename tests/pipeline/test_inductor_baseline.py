@@ -360,6 +360,27 @@ def test_a_failure_of_torch_is_a_note(
     )
 
 
+class Unpriced(Scaled):
+    """Costs without a latency, which torch's pass asks for."""
+
+    def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
+        if size_bytes == 0:
+            raise ArithmeticError("no such price")
+        return super().collective_us(kind, group_name, group_size, size_bytes)
+
+
+@pytest.mark.parametrize("both_ways", ["fsdp=4"], indirect=True)
+def test_a_failure_of_a_price_is_not_called_torchs(both_ways: tuple[Made, ...]) -> None:
+    made = both_ways[0]
+    costs = Unpriced(made.costs, 1.0)
+    found = torch_scores(made.captured, made.problem, costs, Caps(), group_ranks=made.ranks)
+    assert found.scores == ()
+    assert found.notes == tuple(
+        f"forward: no {name}, apsched cannot price this graph (ArithmeticError: no such price)"
+        for name in ("inductor", "inductor_manual")
+    )
+
+
 @pytest.mark.parametrize("both_ways", ["fsdp=4"], indirect=True)
 def test_without_module_names_there_is_no_manual_plan(both_ways: tuple[Made, ...]) -> None:
     made = both_ways[0]
