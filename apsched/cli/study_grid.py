@@ -189,6 +189,7 @@ def point_json(point: Point) -> dict[str, Any]:
         "point_id": point.point_id,
         "memory_cap": point.memory_cap,
         "how": point.outcome.how,
+        "schedule_from": point.schedule_from,
         "seconds": round(point.outcome.seconds, 3),
         "schedule": point.schedule,
         "described": dict(point.described),

@@ -12,7 +12,13 @@ holds under every tighter cap. So
 4. answer the others in ascending order, each from the caps that were solved and from the cap before
    it (:mod:`apsched.solver.frontier`);
 5. where a tighter cap has a faster schedule than one that was solved, or a looser cap a higher
-   bound, take that.
+   bound, take that;
+6. where neighbours differ by more than the slack, and only other caps answered one of them, solve
+   in the middle of the caps around them that are not solved, and go on with step 5, until
+   neighbours that differ are solved or proven optimal.
+
+Where every cap is solved, only step 5 follows. Where schedules are not ordered by their step time,
+nothing follows.
 
 What comes next depends on the answers alone, not on when they came: any number of workers, and a
 run that was stopped and resumed, end with the same points.
@@ -20,7 +26,7 @@ run that was stopped and resumed, end with the same points.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from apsched.errors import InputError
 from apsched.quantities import MemoryCap
@@ -54,6 +60,8 @@ class Chain:
     stated: tuple[Stated, ...]
     full: bool
     """Solve under every cap, whatever is known under others."""
+    alone: bool = False
+    """Nothing follows from the answers under other caps; with ``full``."""
     slack: float
     """Share of the step time below which a difference is not worth a solve."""
 
@@ -92,8 +100,9 @@ class Chain:
             for cap in missing
             if top.step_ticks is None or (cap is not None and cap < top.solved_floor_bytes)
         ]
-        if self.full or hopeless:
-            return tuple(_solve(cap) for cap in (missing if self.full else hopeless))
+        alone = missing if self.full else hopeless
+        if alone or self.alone:
+            return tuple(_solve(cap) for cap in alone)
         caps = [cap for cap in names if cap is None or cap >= top.solved_floor_bytes]
         if not caps:
             return ()
@@ -102,6 +111,31 @@ class Chain:
         outcomes = {
             cap: known[name] for cap, name in names.items() if cap in caps and name in known
         }
+        if answers := self._answers(caps, names, outcomes):
+            return answers
+        if beside := self._unsolved(caps, outcomes):
+            return (_solve(_middle(beside[0], caps, outcomes)),)
+        return ()
+
+    def open_solves(self, known: Mapping[str, Outcome]) -> int:
+        """Return how many caps have an answer, and are solved nevertheless, by what is known."""
+        top = known.get(self.first_name)
+        if top is None or self.alone or top.step_ticks is None:
+            return 0
+        names = zip(self._caps(top), self.names(known), strict=True)
+        outcomes = {cap: known[name] for cap, name in names if name in known}
+        return len(self._unsolved(list(outcomes), outcomes))
+
+    def _answers(
+        self,
+        caps: Sequence[int | None],
+        names: Mapping[int | None, str],
+        outcomes: Mapping[int | None, Outcome],
+    ) -> tuple[Job, ...]:
+        """Return steps 3 to 5: one job, or none where each cap has an answer that no neighbour
+        betters.
+        """
+        missing = [cap for cap in caps if cap not in outcomes]
         if (worth := self._worth_solving(caps, outcomes)) is not None:
             return (_solve(worth),)
         solved = tuple(
@@ -122,15 +156,20 @@ class Chain:
                     ),
                 )
             before = (names[cap],) if outcomes[cap].status != Status.INFEASIBLE else before
-        for tighter, cap in pairwise(caps):
-            if outcomes[tighter].status == Status.INFEASIBLE:
-                continue
-            if (
-                _faster(outcomes[tighter], outcomes[cap])
-                or _bound(cap, caps, outcomes)[0] > outcomes[cap].bound_ticks
-            ):
-                return (_along(cap, names[cap], (names[tighter], names[cap]), caps, outcomes),)
-        return ()
+        return _bettered(caps, names, outcomes)
+
+    def _unsolved(
+        self, caps: Sequence[int | None], outcomes: Mapping[int | None, Outcome]
+    ) -> list[int | None]:
+        """Return the caps of step 6, ascending: only other caps answered, and a neighbour differs
+        by more than the slack.
+        """
+        found: dict[int | None, None] = {}
+        for tighter, looser in pairwise(caps):
+            slower, faster = outcomes[tighter].step_ticks, outcomes[looser].step_ticks
+            if slower is not None and faster is not None and slower - faster > self.slack * faster:
+                found |= {cap: None for cap in (tighter, looser) if _is_open(outcomes[cap])}
+        return list(found)
 
     def _caps(self, top: Outcome) -> list[int | None]:
         """Return all caps in bytes, ascending, each once."""
@@ -158,6 +197,41 @@ class Chain:
             if len(solved) < MOST_SOLVES and len(between) * (slower - faster) > best:
                 best, middle = len(between) * (slower - faster), caps[between[len(between) // 2]]
         return middle
+
+
+def _middle(
+    beside: int | None, caps: Sequence[int | None], outcomes: Mapping[int | None, Outcome]
+) -> int | None:
+    """Return the cap in the middle of those around ``beside`` that only other caps answered."""
+    place = caps.index(beside)
+    before, after = caps[:place][::-1], caps[place + 1 :]
+    tighter, looser = (
+        [*takewhile(lambda cap: _is_open(outcomes[cap]), side)] for side in (before, after)
+    )
+    between = [*tighter[::-1], beside, *looser]
+    return between[len(between) // 2]
+
+
+def _is_open(outcome: Outcome) -> bool:
+    """Return whether only other caps answered, and a solve may find a faster schedule."""
+    return outcome.how == ALONG and outcome.status != Status.OPTIMAL
+
+
+def _bettered(
+    caps: Sequence[int | None],
+    names: Mapping[int | None, str],
+    outcomes: Mapping[int | None, Outcome],
+) -> tuple[Job, ...]:
+    """Return step 5: the tightest cap that a neighbour betters, answered from both."""
+    for tighter, cap in pairwise(caps):
+        if outcomes[tighter].status == Status.INFEASIBLE:
+            continue
+        if (
+            _faster(outcomes[tighter], outcomes[cap])
+            or _bound(cap, caps, outcomes)[0] > outcomes[cap].bound_ticks
+        ):
+            return (_along(cap, names[cap], (names[tighter], names[cap]), caps, outcomes),)
+    return ()
 
 
 def cap_name(cap: MemoryCap | None) -> str:

@@ -88,6 +88,7 @@ def chains(
             chain=Chain(
                 stated=memory.caps,
                 full=full or one.setting.alone,
+                alone=one.setting.alone,
                 slack=one.setting.search.options.time_slack,
             ),
             store=store,
@@ -274,7 +275,7 @@ class Board:
 
     def counts(self) -> tuple[int, int]:
         """Return how many points there are, and how many there will be at most."""
-        done = sum(len(live.known) for live in self._lives)
+        done = sum(len(live.known) - live.chain.open_solves(live.known) for live in self._lives)
         return done, sum(
             len(live.chain.names(live.known)) or live.chain.expected() for live in self._lives
         )
@@ -301,7 +302,8 @@ class Board:
             left_to_solve = min(
                 missing, max(most - sum(outcome.how != ALONG for outcome in live.known.values()), 0)
             )
-            seconds = left_to_solve * solve + (missing - left_to_solve) * other
+            again = live.chain.open_solves(live.known) * solve
+            seconds = left_to_solve * solve + (missing - left_to_solve) * other + again
             total += seconds
             longest = max(longest, seconds / self._slots if live.chain.full else seconds)
         return max(total / self._slots, longest)

@@ -25,14 +25,18 @@ from typing import Any
 
 from apsched.atomic_files import one_component, write_atomic
 from apsched.errors import InputError
-from apsched.schedule.result import Status
-from apsched.study.worker import ALONG, BETTERED, Outcome
+from apsched.schedule.result import SolvedBy, Status
+from apsched.study.worker import ALONG, BETTERED, SOLVED, Outcome
 from apsched.units import ticks_to_us
 
 FILE = "study.sqlite"
 FORMAT = 1
 GRAPHS, SCHEDULES = "graphs", "schedules"
 """Folders of a study."""
+SOLVE, SHORT_SEARCH, ANOTHER_CAP = "solve", "short search", "another cap"
+"""Where the schedule of a point comes from: a solve under its cap, a short search from the
+schedules of other caps, or one of those as it is.
+"""
 _BUSY_SECONDS = 60.0
 _SCHEMA = """
 create table if not exists study (format integer not null);
@@ -108,6 +112,17 @@ class Point:
         one_component(self.point_id, f"{FILE}: name of a point")
         if self.schedule is not None:
             _check_inside(self.schedule, SCHEDULES)
+
+    @property
+    def schedule_from(self) -> str | None:
+        """:data:`SOLVE`, :data:`SHORT_SEARCH` or :data:`ANOTHER_CAP`; ``None`` without a
+        schedule.
+        """
+        if self.outcome.step_ticks is None:
+            return None
+        if self.outcome.report.get("solved_by") == SolvedBy.ANOTHER_CAP:
+            return ANOTHER_CAP
+        return SOLVE if self.outcome.how == SOLVED else SHORT_SEARCH
 
     @property
     def step_time_us(self) -> float | None:

@@ -121,6 +121,7 @@ def point_along_caps(
 
 def _outcome(result: Result, how: str, began: float) -> Outcome:
     report = {key: value for key, value in graph_json(result).items() if key != "seconds"}
+    report["solved_by"] = result.answer.solved_by if result.best else None
     if result.path is not None:
         report["shares"] = [
             {

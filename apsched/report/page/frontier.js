@@ -159,7 +159,7 @@ class Frontier {
   }
   rows(p) {
     return [
-      ["memory cap", p.cap === null ? "none" : showBytes(p.cap)], ["peak", showBytes(p.peak)], ["step time", showTicks(p.step, this.perUs)],
+      ["memory cap", p.cap === null ? "none" : showBytes(p.cap)], ["peak", showBytes(p.peak)], ["step time", `${showTicks(p.step, this.perUs)} ${p.mark}`.trim()],
       ["bound", `${showTicks(p.bound, this.perUs)}, gap ${((100 * (p.step - p.bound)) / Math.max(1, p.step)).toFixed(2)} %`],
       ["price", p.price === null ? "" : `${p.price.toFixed(3)} ms per GiB more than the cap before`],
       ["launches", `${p.launches}, the largest bucket ${showBytes(p.bucket)}`], ["binds", p.binds],

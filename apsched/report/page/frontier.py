@@ -44,6 +44,8 @@ class FrontierPoint:
     binds: str
     saved_us: float
     """What buckets save here at least (proven)."""
+    mark: str = ""
+    """Of a schedule that no solve under this cap found: a sign; the legend explains it."""
 
     @property
     def needed_bytes(self) -> int:
@@ -81,6 +83,8 @@ class Frontier:
     slowdowns: tuple[Slowdown, ...] = ()
     floor_bytes: int = 0
     """The least cap under which a schedule is known."""
+    legend: str = ""
+    """What the marks of its points stand for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +163,7 @@ def _point(point: FrontierPoint) -> dict[str, Any]:
         "bucket": point.bucket_bytes,
         "price": point.price_ms_per_gib,
         "binds": point.binds,
+        "mark": point.mark,
         "baselines": [[b.name, b.step_ticks, b.peak_bytes, b.fits] for b in point.baselines],
     }
 
@@ -197,6 +202,8 @@ def _part(line: Frontier, here: Sequence[Here]) -> str:
         (*heads, "best baseline that fits", "binds"), rows, caption=caption, text=(9,), best=best
     )
     said = "".join(f"<li>{escape(text)}</li>" for text in line.said)
+    if any(point.mark for point in line.points):
+        said += f"<li>{escape(line.legend)}</li>"
     title = f"<h4>{escape(line.title)}</h4>" if line.title != line.graph else ""
     return (
         f"{title}\n{f'<ul>{said}</ul>' if said else ''}\n<div"
@@ -220,7 +227,7 @@ def _row(point: FrontierPoint) -> tuple[str, ...]:
     cap = "none" if point.cap_bytes is None else show_bytes(point.cap_bytes)
     return (
         cap if point.name else f"{cap} (this run)",
-        show_us(ticks_to_us(point.step_ticks)),
+        f"{show_us(ticks_to_us(point.step_ticks))} {point.mark}".rstrip(),
         show_us(ticks_to_us(point.bound_ticks)),
         f"{100 * (1 - point.bound_ticks / point.step_ticks):.2f} %" if point.step_ticks else "",
         show_bytes(point.peak_bytes),

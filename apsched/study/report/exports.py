@@ -37,6 +37,7 @@ def flat(points: Sequence[Point]) -> list[dict[str, Any]]:
                 "memory_cap_bytes": outcome.memory_cap_bytes,
                 "status": outcome.status,
                 "how": outcome.how,
+                "schedule_from": point.schedule_from,
                 "step_time_us": point.step_time_us,
                 "bound_us": point.bound_us,
                 "bound_source": outcome.bound_source,

@@ -13,7 +13,7 @@ from apsched.study.axes import SPEEDS, parse_vary
 from apsched.study.report.across import Line, along_text, alongs
 from apsched.study.report.binding import binding, bucket_bytes, bucketing, cap_text
 from apsched.study.report.frontier import fitting, least_memory, prices_ms_per_gib
-from apsched.study.report.text import said
+from apsched.study.report.text import LEGEND, mark, said
 from apsched.study.store import Point, Store
 from apsched.units import us_to_ticks
 
@@ -116,6 +116,7 @@ def _frontier(line: Line, slowdown: float) -> Frontier:
             if found is not None
         ),
         floor_bytes=min(point.outcome.floor_memory_bytes for point in points),
+        legend=LEGEND,
     )
 
 
@@ -142,6 +143,7 @@ def _point(points: Sequence[Point], k: int, price: float | None) -> FrontierPoin
         price_ms_per_gib=price,
         binds=str(binding(point, points[k + 1 :])),
         saved_us=bucketing((point,)).proven_us(point),
+        mark=mark(point),
     )
 
 

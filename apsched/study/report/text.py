@@ -9,8 +9,14 @@ from apsched.schedule.result import AS_CAPTURED
 from apsched.study.report.across import Line, along_text, alongs
 from apsched.study.report.binding import bindings, binds_text, bucketing_text
 from apsched.study.report.frontier import fitting, least_memory, prices_ms_per_gib
-from apsched.study.store import Point
+from apsched.study.store import ANOTHER_CAP, SHORT_SEARCH, Point
 from apsched.study.worker import ALONG
+
+_MARKS = {ANOTHER_CAP: "=", SHORT_SEARCH: "~"}
+LEGEND = (
+    "how: no sign: solved under this cap; = the schedule of another cap, taken over; ~ a short"
+    " search from the schedules of other caps"
+)
 
 
 def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
@@ -28,7 +34,8 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
         *("baseline ms", "peak", "launches"),
         *(["ms per GiB"] if priced else []),
     )
-    headings = (*axes, "graph", *figures, "binds")
+    marked = any(mark(point) for line in lines for point in line.points)
+    headings = (*axes, "graph", *(["how"] if marked else []), *figures, "binds")
     table = plain_table(*headings, right=figures, no_wrap=(*figures, "binds"))
     for line in lines:
         fit = fitting(line.points)
@@ -40,7 +47,7 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
                 if k == 0
                 else [""] * (len(axes) + 1)
             )
-            cells = [*first, *_cells(point, wide=wide)]
+            cells = [*first, *([mark(point)] if marked else []), *_cells(point, wide=wide)]
             if priced:
                 price = prices.get(point.point_id)
                 cells.append("" if price is None else f"{price:,.3f}")
@@ -51,6 +58,8 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
             table.add_section()
     out = console(stream)
     out.print(table)
+    if marked:
+        out.print(LEGEND, markup=False)
     for line in lines:
         if texts := said(line, slowdown):
             out.print(f"{line.title}:", markup=False)
@@ -58,6 +67,11 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
             out.print(f"  {text}", markup=False)
     for along in alongs(lines):
         out.print(along_text(along), markup=False)
+
+
+def mark(point: Point) -> str:
+    """Return the sign of a schedule that no solve under its cap found; empty for others."""
+    return _MARKS.get(point.schedule_from or "", "")
 
 
 def _cells(point: Point, *, wide: bool) -> list[str]:

@@ -1,0 +1,57 @@
+"""The table of a study marks schedules that no solve under their cap found."""
+
+import io
+from dataclasses import replace
+
+from apsched.study.report.across import Line
+from apsched.study.report.exports import flat
+from apsched.study.report.pages import frontiers_of
+from apsched.study.report.text import LEGEND, mark, print_study
+from apsched.study.store import Point
+from tests.study.report.test_binding import point
+
+
+def marked_points() -> tuple[Point, ...]:
+    """One solved, one with the schedule of another cap, one from a short search."""
+    found = []
+    for cap, how, by in (
+        (10, "solved", "search"),
+        (20, "along caps", "another cap"),
+        (30, "along caps", "search along caps"),
+    ):
+        one = point(cap, 200 - cap, 5)
+        report = {
+            **one.outcome.report,
+            "solved_by": by,
+            "baselines": {},
+            **dict.fromkeys(
+                ("exposed_us", "compute_us", "fastest_us", "peak_bound_bytes", "launches_bound")
+            ),
+        }
+        found.append(replace(one, outcome=replace(one.outcome, how=how, report=report)))
+    return tuple(found)
+
+
+def test_where_schedules_come_from() -> None:
+    points = marked_points()
+    expected = ["solve", "another cap", "short search"]
+    assert [one.schedule_from for one in points] == expected
+    assert [mark(one) for one in points] == ["", "=", "~"]
+    assert [row["schedule_from"] for row in flat(points)] == expected
+
+
+def test_the_table_and_the_report_have_marks_and_a_legend() -> None:
+    points = marked_points()
+    line = Line(labels={}, graph="backward", points=points, expected=3)
+    out = io.StringIO()
+    print_study([line], 0.02, out)
+    first, second, third = (text.split() for text in out.getvalue().splitlines()[1:4])
+    assert first[:2] == ["backward", "10.00"]
+    assert [second[0], third[0]] == ["=", "~"]
+    assert LEGEND in out.getvalue()
+    (frontier,) = frontiers_of([line], 0.02)
+    assert [one.mark for one in frontier.points] == ["", "=", "~"]
+    assert frontier.legend == LEGEND
+    alone = io.StringIO()
+    print_study([replace(line, points=points[:1], expected=1)], 0.02, alone)
+    assert LEGEND not in alone.getvalue()
