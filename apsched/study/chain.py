@@ -14,7 +14,7 @@ holds under every tighter cap. So
 5. where a tighter cap has a faster schedule than one that was solved, or a looser cap a higher
    bound, take that;
 6. where neighbours differ by more than the slack, and only other caps answered one of them, solve
-   in the middle of the caps around them that are not solved, and go on with step 5, until
+   in the middle of the caps around them that are not solved, and repeat step 5, until
    neighbours that differ are solved or proven optimal.
 
 Where every cap is solved, only step 5 follows. Where schedules are not ordered by their step time,

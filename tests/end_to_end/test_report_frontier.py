@@ -19,6 +19,7 @@ from apsched.report.page import report_page
 from apsched.report.page.frontier import frontier_data
 from apsched.study.report.frontier import fitting, least_memory, prices_ms_per_gib
 from apsched.study.report.pages import frontiers_of_run, lines_of
+from apsched.study.report.text import mark
 from apsched.study.store import Point, Store
 from apsched.units import ticks_to_us
 from tests.conftest import Run
@@ -85,7 +86,7 @@ def test_every_point_is_a_row(beside: Path, points: tuple[Point, ...], debug_run
         cap = point.outcome.memory_cap_bytes
         head = [
             "none" if cap is None else show_bytes(cap),
-            show_us(point.step_time_us or 0),
+            f"{show_us(point.step_time_us or 0)} {mark(point)}".strip(),
             show_us(point.bound_us),
         ]
         (row,) = (row for row in rows if row[:3] == head and len(row) == 10)
