@@ -1,6 +1,7 @@
 """What tests of several stages share: small graph files, made once, and a way to run a command."""
 
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,10 @@ class Ran:
 
 
 Run = Callable[..., Ran]
+
+# A shell's background jobs ignore Ctrl-C, and so do the processes that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

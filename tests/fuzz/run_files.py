@@ -8,6 +8,7 @@ failing input is printed in full.
 """
 
 import argparse
+import resource
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 _READERS = HERE / "file_readers.py"
+_MEMORY_MB = 2048
+"""What a reader may use."""
 
 
 def readers() -> list[str]:
@@ -30,6 +33,7 @@ def fuzz(reader: str, *, runs: int | None, seconds: int | None, seed: int, folde
     corpus = folder / "corpus"
     corpus.mkdir()
     limits = [f"-runs={runs}"] if runs is not None else [f"-max_total_time={seconds}"]
+    inherited_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024  # libFuzzer counts it
     command = [
         sys.executable,
         str(_READERS),
@@ -38,6 +42,8 @@ def fuzz(reader: str, *, runs: int | None, seconds: int | None, seed: int, folde
         *limits,
         f"-seed={seed}",
         "-max_len=20000",
+        f"-rss_limit_mb={inherited_mb + _MEMORY_MB}",
+        f"-malloc_limit_mb={_MEMORY_MB}",
         f"-artifact_prefix={folder}/",
     ]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
