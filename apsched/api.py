@@ -40,7 +40,7 @@ from apsched.pipeline.solve_graph import (
 )
 from apsched.problem.build import build_problem
 from apsched.problem.contention import Contention
-from apsched.problem.contention_spec import as_asked
+from apsched.problem.contention_spec import with_stated_contention
 from apsched.problem.plan.apply import check_matches
 from apsched.problem.plan.plan_file import as_plan
 from apsched.problem.plan.rules import Plan
@@ -298,7 +298,7 @@ def solve(
     known_ranks = dag.graph["group_ranks"] if dag is not None else {}
     ranks = {**known_ranks, **checked_group_ranks(group_ranks)}
     known = load_cluster(cluster) if cluster in cluster_names() else None
-    problem = as_asked(problem, contention, known, ranks)
+    problem = with_stated_contention(problem, contention, known, ranks)
     check_matches([problem], request.plan)
     problem, without_bitwise = request.posed(problem)
     progress = Progress(quiet=True)

@@ -52,7 +52,7 @@ def solve(
     instance = Instance.of(problem, caps)
     mover = ComputeMover(instance) if may_move(problem, instance.caps) else None
 
-    bound = best_bound(instance, _orders_asked(instance, mover))
+    bound = best_bound(instance, _allowed_orders(instance, mover))
     report = _reporter(progress, bound)
     report("bounds", -1)
 
@@ -85,7 +85,7 @@ def solve(
     return result_of(task, answer, given=given, uncontended=uncontended)
 
 
-def _orders_asked(instance: Instance, mover: ComputeMover | None) -> Orders | None:
+def _allowed_orders(instance: Instance, mover: ComputeMover | None) -> Orders | None:
     """Return the orders of the compute that the caps allow, also where the search keeps the one as
     captured; ``None`` where there is only that.
     """

@@ -53,7 +53,7 @@ def best_changes(
     )
     partitions = list(families(search.pricer, caps))
     labels = labels_of(problem, start.schedule)
-    here, found = start, list[Change]()
+    best, found = start, list[Change]()
     kept: Candidate | None = None
     for _ in range(count):
         tried: list[tuple[tuple[int, int, int], int, Candidate]] = []
@@ -81,10 +81,10 @@ def best_changes(
             expand(instance, late_waits(instance, search.program())),
             caps,
         )
-        if not scored.fits or scored.step_time_ticks >= here.step_time_ticks * (1 - _WORTH_SAYING):
+        if not scored.fits or scored.step_time_ticks >= best.step_time_ticks * (1 - _WORTH_SAYING):
             break
         found.append(Change(key=None if key < 0 else key, scored=scored))
-        here, labels = scored, kept.labels
+        best, labels = scored, kept.labels
     return tuple(found)
 
 

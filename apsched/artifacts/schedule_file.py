@@ -155,11 +155,11 @@ def bind_schedule(file: ScheduleFile, problem: Problem) -> Schedule:
             " solve this graph instead"
         )
     if file.second_groups != bool(second_groups(problem)):
-        there, here = (
+        expected, found = (
             ("second groups", "one group") if file.second_groups else ("one group", "second groups")
         )
         raise InputError(
-            f"{file.path}: expected gathers on {there}, as the file has them, found {here}; use"
+            f"{file.path}: expected gathers on {expected}, as the file has them, found {found}; use"
             " second_group as it did"
         )
     starts = {c.start: i for i, c in enumerate(problem.collectives)}
@@ -167,7 +167,10 @@ def bind_schedule(file: ScheduleFile, problem: Problem) -> Schedule:
         tuple(_collective(rank, name, starts, file) for rank, name in bucket)
         for bucket in file.buckets
     ]
-    buckets = tuple(Bucket(mine, coalesced=b in file.coalesced) for b, mine in enumerate(members))
+    buckets = tuple(
+        Bucket(bucket_members, coalesced=b in file.coalesced)
+        for b, bucket_members in enumerate(members)
+    )
     steps = tuple(_step(text, file, problem.num_nodes, starts) for text in file.steps)
     return Schedule(buckets=buckets, steps=steps)
 
@@ -346,7 +349,7 @@ def _is_rank(value: object) -> bool:
 
 def _difference(file: ScheduleFile, problem: Problem) -> str:
     """Say what differs between the graph of ``file`` and ``problem``, the most telling first."""
-    here = {
+    of_problem = {
         "name": problem.name,
         "num_nodes": problem.num_nodes,
         "num_collectives": len(problem.collectives),
@@ -358,7 +361,7 @@ def _difference(file: ScheduleFile, problem: Problem) -> str:
     }
     parts = [
         f"{labels[key]} {file.graph.get(key)!r} there, {value!r} here"
-        for key, value in here.items()
+        for key, value in of_problem.items()
         if file.graph.get(key) != value
     ]
     known = {*problem.node_names}

@@ -247,7 +247,7 @@ def _contention(says: Mapping[str, Any], groups: Sequence[str]) -> Contention:
     ``groups``.
     """
     names = tuple(dict.fromkeys(link for links in says["links"].values() for link in links))
-    said = {
+    slowdowns = {
         name: Fraction(says.get(name, 1)).limit_denominator(_FINEST).as_integer_ratio()
         for name in Contention().slowdowns
     }
@@ -258,5 +258,5 @@ def _contention(says: Mapping[str, Any], groups: Sequence[str]) -> Contention:
             for group, links in says["links"].items()
             if group in groups
         ),
-        **said,
+        **slowdowns,
     )

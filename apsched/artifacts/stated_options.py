@@ -33,13 +33,13 @@ def _is_default(name: str, value: Any) -> bool:
 
 def words(options: Mapping[str, Any], flags: Sequence[str] | None = None) -> str:
     """Return ``options`` as words of a shell; with ``flags`` only those."""
-    said: list[str] = []
+    arguments: list[str] = []
     for flag, value in options.items():
         if flags is not None and flag not in flags:
             continue
         for one in value if isinstance(value, list) else [value]:
-            said += [flag] if one is True else [flag, str(one)]
-    return shlex.join(said)
+            arguments += [flag] if one is True else [flag, str(one)]
+    return shlex.join(arguments)
 
 
 def backend_arguments(options: Mapping[str, Any]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from apsched.calibrate.stopwatch import timing_event
 from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.measured import Transfers, fitted_bytes_per_us, rising
 from apsched.costs.network.alpha_beta import group_shape
-from apsched.graph.records import asked_kind
+from apsched.graph.records import priced_kind
 from apsched.kinds import PRICED_KINDS, CollectiveKind
 from apsched.torch_compat.graphs import group_of_name
 
@@ -88,21 +88,21 @@ def _wanted(
     most: dict[tuple[CollectiveKind, str], int] = {}
     ranks: dict[str, tuple[int, ...]] = {}
     for dag in dags:
-        here: dict[tuple[CollectiveKind, str], int] = {}
+        of_graph: dict[tuple[CollectiveKind, str], int] = {}
         for rank in range(dag.number_of_nodes()):
             collective = dag.nodes[rank]["record"].collective
             if (
                 collective is not None
                 and collective.group_size > 1
-                and asked_kind(collective.kind) in PRICED_KINDS
+                and priced_kind(collective.kind) in PRICED_KINDS
             ):
-                key = asked_kind(collective.kind), collective.group
+                key = priced_kind(collective.kind), collective.group
                 messages.setdefault(key, []).append(collective.size_bytes)
-                here[key] = here.get(key, 0) + collective.size_bytes
+                of_graph[key] = of_graph.get(key, 0) + collective.size_bytes
                 ranks[collective.group] = dag.graph["group_ranks"].get(collective.group) or tuple(
                     range(collective.group_size)
                 )
-        most |= {key: max(total, most.get(key, 0)) for key, total in here.items()}
+        most |= {key: max(total, most.get(key, 0)) for key, total in of_graph.items()}
     return [
         (kind, group, ranks[group], _sizes(sizes, most[kind, group], len(ranks[group])), max(sizes))
         for (kind, group), sizes in sorted(messages.items())

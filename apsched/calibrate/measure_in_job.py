@@ -33,7 +33,7 @@ def measure_costs(
     what Inductor fuses keeps the formulas' price: operators run one by one here; ``fused=False`` is
     for jobs that run them so (eager, ``aot_eager``).
     """
-    with job() as here:
+    with job() as measuring_job:
         group_ranks = process_group_names() if dist.is_available() and dist.is_initialized() else {}
         formulas = ClusterCostModel(load_cluster(cluster), group_ranks, fused=fused)
         dag = export_graph(
@@ -42,5 +42,7 @@ def measure_costs(
             group_ranks=group_ranks,
             cluster_name=formulas.cluster.name,
         )
-        costs = here.measure([(gm, dag)], cluster, formulas.cluster, known, fused=fused).costs
+        costs = measuring_job.measure(
+            [(gm, dag)], cluster, formulas.cluster, known, fused=fused
+        ).costs
     return MeasuredCostModel(costs, formulas, group_ranks)

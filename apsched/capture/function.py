@@ -188,7 +188,7 @@ def _find_function(source: str) -> Callable[[], object]:
             f"{source}: {_EXAMPLE}, found"
             f" {'no colon' if not colon else 'a name that Python cannot import'}"
         )
-    found: Any = import_module(module_name, asked_by=source)
+    found: Any = import_module(module_name, imported_for=source)
     for part in path.split("."):
         owner = found
         found = getattr(owner, part, None)
@@ -218,16 +218,16 @@ def _callables(owner: object, names: list[str]) -> list[str]:
     return [name for name in names if callable(getattr(owner, name, None))]
 
 
-def import_module(module_name: str, *, asked_by: str) -> object:
+def import_module(module_name: str, *, imported_for: str) -> object:
     """Import a module of the user's, with the current directory on the path as ``python -m`` has
     it. Its code runs here, with this process's rights.
 
-    Raises InputError, which begins with ``asked_by``, where it cannot be imported.
+    Raises InputError, which begins with ``imported_for``, where it cannot be imported.
     """
-    here = os.getcwd()
-    added = here not in sys.path and "" not in sys.path
+    folder = os.getcwd()
+    added = folder not in sys.path and "" not in sys.path
     if added:
-        sys.path.insert(0, here)
+        sys.path.insert(0, folder)
     try:
         importlib.invalidate_caches()
         return importlib.import_module(module_name)
@@ -236,20 +236,22 @@ def import_module(module_name: str, *, asked_by: str) -> object:
             module_name == error.name or module_name.startswith(f"{error.name}.")
         ):
             raise InputError(
-                f"{asked_by}: expected to import {module_name}, found no module {error.name}; "
+                f"{imported_for}: expected to import {module_name}, found no module {error.name}; "
                 "run in its directory, or install its package beside apsched"
             ) from None
         raise InputError(
-            f"{asked_by}: importing {module_name} raised {_told(error)}; install what it needs"
+            f"{imported_for}: importing {module_name} raised {_error_text(error)}; install what it needs"
         ) from None
     except (Exception, SystemExit) as error:
-        raise InputError(f"{asked_by}: importing {module_name} raised {_told(error)}") from None
+        raise InputError(
+            f"{imported_for}: importing {module_name} raised {_error_text(error)}"
+        ) from None
     finally:
         if added:
-            sys.path.remove(here)
+            sys.path.remove(folder)
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return the exception, its first line, and the innermost line of the user's own code that led
     to it.
     """

@@ -152,17 +152,19 @@ def request_with_buckets(
     return replace(request, plan=with_buckets(request.plan, buckets, graphs))
 
 
-def with_buckets(plan: "Plan", asked: str | None, graphs: "Sequence[LoadedGraph]") -> "Plan":
-    """Return ``plan`` with the buckets that are ``asked`` for: ``none``, ``block``, or a file with
+def with_buckets(
+    plan: "Plan", chosen_buckets: str | None, graphs: "Sequence[LoadedGraph]"
+) -> "Plan":
+    """Return ``plan`` with the buckets that are ``chosen_buckets`` for: ``none``, ``block``, or a file with
     an entry a line.
     """
-    if asked is None:
+    if chosen_buckets is None:
         return plan
     from apsched.problem.plan.module_buckets import NO_BUCKETS, ModuleBuckets, user_buckets
     from apsched.problem.plan.rules import Plan
     from apsched.solver.baselines import block_labels
 
-    if asked == "none":
+    if chosen_buckets == "none":
         return Plan((*plan.rules, *NO_BUCKETS.rules))
     labels: dict[str, str] = {}
     for graph in graphs:
@@ -173,14 +175,14 @@ def with_buckets(plan: "Plan", asked: str | None, graphs: "Sequence[LoadedGraph]
             "--buckets: expected collectives that serve parameters with names, found none; leave"
             " it out"
         )
-    if asked == "block":
+    if chosen_buckets == "block":
         buckets = {
             label: tuple(name for name in labels if labels[name] == label)
             for label in dict.fromkeys(labels.values())
         }
         made = ModuleBuckets(buckets=buckets)
     else:
-        made = user_buckets(_entries(asked), list(labels))
+        made = user_buckets(_entries(chosen_buckets), list(labels))
     return Plan((*plan.rules, *made.plan([graph.problem for graph in graphs]).rules))
 
 

@@ -35,7 +35,7 @@ from apsched.torch_compat.compilers import (
     inductor_setting,
     name_parameters,
 )
-from apsched.whole_step.asked import AUTO, AskedToKeep, asked_to_keep
+from apsched.whole_step.keep_request import AUTO, KeepRequest, keep_request
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Backend:
     settings: Settings
     inductor: bool
     reshard_after_forward: bool | None
-    keep: AskedToKeep | None = None
+    keep: KeepRequest | None = None
     """What is kept from forward to backward; ``None``: as ``reshard_after_forward`` says."""
     results: list[Result] = field(default_factory=list)
     """The answer for each graph that was scheduled in this process, in the order in which they were
@@ -190,8 +190,8 @@ def backend(
             f"keep: expected it in place of reshard_after_forward, found {keep!r} and"
             f" {reshard_after_forward!r}; leave one out"
         )
-    asked = None if keep is None else asked_to_keep(keep, "keep")
-    if inductor and asked is not None and asked.mode == AUTO:
+    keep_stated = None if keep is None else keep_request(keep, "keep")
+    if inductor and keep_stated is not None and keep_stated.mode == AUTO:
         raise InputError(
             "keep: expected none, all, a file or names with inductor=True, found 'auto'; solve the"
             " step before (`apsched solve --keep auto`), and hand in its kept.txt"
@@ -202,5 +202,5 @@ def backend(
         settings=chosen,
         inductor=inductor,
         reshard_after_forward=reshard_after_forward,
-        keep=asked,
+        keep=keep_stated,
     )

@@ -34,7 +34,7 @@ class GraphInInductor:
         self.agreement, self._settings = agreement, settings
         self.cached = True
         """Whether the cache is looked at."""
-        self._passed = self._asked = False
+        self._passed = self._compared = False
         self._beating = ExitStack()
 
     @contextmanager
@@ -42,8 +42,8 @@ class GraphInInductor:
         """Around what the pass does with the graph: nothing was found, or it is not used."""
         self._passed = True
         self._beating.close()  # who waits for others from now on says no longer that it works
-        if self.agreement is not None and not self._asked:
-            self._asked = True
+        if self.agreement is not None and not self._compared:
+            self._compared = True
             self._same_code(None)
         yield self.agreement
         if self.agreement is not None and self.agreement.launched:
@@ -56,7 +56,7 @@ class GraphInInductor:
             launched = _launched()
             if self._passed or self.agreement is None:
                 return code
-            self._asked = True
+            self._compared = True
             if self._same_code(launched):
                 logger.info(
                     "code for a graph taken from Inductor's cache; all process ranks launch the"

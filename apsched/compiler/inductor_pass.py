@@ -21,7 +21,7 @@ from apsched.fx.passes.parameters import gather_nodes, is_backward, mark_paramet
 from apsched.pipeline.result import Result
 from apsched.problem.plan.rules import digest
 from apsched.torch_compat.compilers import name_parameters, replace_graph
-from apsched.whole_step.asked import AskedToKeep
+from apsched.whole_step.keep_request import KeepRequest
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ class ParameterPass(CustomGraphPass):
     names: Mapping[int, str]
     reshard_after_forward: bool | None
     settings: Settings
-    keep: AskedToKeep | None = None
+    keep: KeepRequest | None = None
     """Which parameters are kept all the same; ``None``: none."""
 
     def __call__(self, graph: Graph) -> None:

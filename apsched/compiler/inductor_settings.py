@@ -34,9 +34,9 @@ def check_inductor() -> None:
     """Raise InputError where Inductor would move or bucket collectives after this."""
     found = switched_on()
     if found:
-        said = ", ".join(f"{name} = {value!r}" for name, value in found.items())
+        settings_text = ", ".join(f"{name} = {value!r}" for name, value in found.items())
         raise InputError(
             "torch._inductor.config: expected Inductor's own passes over collectives to be off,"
-            f" found {said}; turn them off (apsched.backend(inductor=True) does it by itself): they"
+            f" found {settings_text}; turn them off (apsched.backend(inductor=True) does it by itself): they"
             " would undo the schedule"
         )

@@ -20,7 +20,7 @@ from apsched.fx.passes.parameters import gather_nodes
 from apsched.fx.passes.run_passes import PassList, run_passes
 from apsched.pipeline.load import LoadedGraph
 from apsched.torch_compat.compilers import name_parameters
-from apsched.whole_step.asked import AUTO, AskedToKeep
+from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Step
 from apsched.whole_step.search import solve_step
 
@@ -29,22 +29,22 @@ Partition = Callable[[GraphModule], tuple[GraphModule, GraphModule]]
 
 
 def kept_passes(
-    asked: AskedToKeep,
+    request: KeepRequest,
     joint: GraphModule,
     partition: Partition,
     settings: Settings,
     names: Mapping[int, str],
     agreement: GraphAgreement | None,
 ) -> PassList:
-    """Return the passes after which the partitioner keeps what is ``asked`` for of the parameters
+    """Return the passes after which the partitioner keeps what is ``request`` for of the parameters
     in ``joint``, which are named already, and gathers the others again.
 
     For ``auto`` the graphs are solved as one step with every parameter gathered again. With
     ``agreement`` one process rank does so for all that gather the same parameters.
     """
     parameters = sorted(set(gather_nodes(joint.graph).values()))
-    if asked.mode != AUTO:
-        return joint_passes(kept=asked.fitting(parameters))
+    if request.mode != AUTO:
+        return joint_passes(kept=request.fitting(parameters))
     if not any(is_collective(node) for node in joint.graph.nodes):
         return joint_passes()
 
@@ -55,8 +55,8 @@ def kept_passes(
     if agreement is None:
         return joint_passes(kept=json.loads(solved()))
     identity = hashlib.sha256("\n".join(parameters).encode()).hexdigest()
-    said, _ = agreement.shared(identity, {"keep": AUTO}, solved)
-    return joint_passes(kept=json.loads(said))
+    answer, _ = agreement.shared(identity, {"keep": AUTO}, solved)
+    return joint_passes(kept=json.loads(answer))
 
 
 def _solved(

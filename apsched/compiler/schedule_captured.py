@@ -24,13 +24,13 @@ from apsched.kinds import CollectiveKind
 from apsched.pipeline.load import LoadedGraph, beside_each_other, loaded_graph
 from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph, under_plan
 from apsched.pipeline.steps import check_round_trip, rewrite, with_round_trip
-from apsched.problem.contention_spec import as_asked
+from apsched.problem.contention_spec import with_stated_contention
 from apsched.problem.problem import Problem
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.report.explanation import explain_infeasible
 from apsched.schedule.result import SolveResult
-from apsched.solver import solve_as_asked
+from apsched.solver import solve_requested
 from apsched.torch_compat.graphs import process_group_names
 
 RESULT = "apsched_result"
@@ -60,10 +60,14 @@ def scheduled(
         graph, request = priced(captured, settings, group_ranks, request, progress)
         graph = in_registered_order(graph, settings)
         (graph,) = under_plan((graph,), request)
-        mine = next(
+        known_file = next(
             (file for file in files if file.graph["hash"] == graph.problem.graph_hash), None
         )
-        graph = graph if mine is None else replace(graph, problem=mine.problem_of(graph.problem))
+        graph = (
+            graph
+            if known_file is None
+            else replace(graph, problem=known_file.problem_of(graph.problem))
+        )
         caps = resolve_caps(graph, request, progress)
 
     def search(problem: Problem, caps: Caps, options: SolveOptions) -> SolveResult:
@@ -71,7 +75,7 @@ def scheduled(
         start = None if file is None else bind_schedule(file, problem)
         sources, solving = (
             replace(settings.answers, start=start),
-            partial(solve_as_asked, progress=progress.solver, start=start),
+            partial(solve_requested, progress=progress.solver, start=start),
         )
         return answered(
             problem,
@@ -124,7 +128,7 @@ def priced(
     )
     known = graph.dag.graph["group_ranks"]
     (graph,) = beside_each_other((graph,), cluster)
-    problem = as_asked(graph.problem, settings.contention, cluster, known)
+    problem = with_stated_contention(graph.problem, settings.contention, cluster, known)
     if request.memory_cap is None and cluster is None:
         request = replace(request, memory_cap=MemoryCap())
     return replace(graph, problem=problem), request

@@ -90,7 +90,7 @@ def schedule_graph(
         attempt,
     )
     if fast is not gm:
-        logger.info("%s", told(fast.meta[RESULT]))
+        logger.info("%s", scheduled_line(fast.meta[RESULT]))
     return run
 
 
@@ -170,7 +170,7 @@ def _names(result: Result) -> dict[str, str]:
     return {problem.node_names[c.start]: c.module for c in problem.collectives if c.module}
 
 
-def told(result: Result) -> str:
+def scheduled_line(result: Result) -> str:
     """Return the line that is logged about a scheduled graph."""
     assert result.best is not None
     before = captured_of(result.answer.baselines)

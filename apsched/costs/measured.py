@@ -264,16 +264,16 @@ def _median_price(prices: list[Price]) -> Price:
 def _median_transfers(
     parts: list[MeasuredCosts], shape: tuple[CollectiveKind, int, int]
 ) -> Transfers:
-    mine = [
+    of_shape = [
         t for part in parts for t in part.transfers if (t.kind, t.num_ranks, t.num_nodes) == shape
     ]
-    points = tuple(_median_by_key([dict(t.points) for t in mine]).items())
+    points = tuple(_median_by_key([dict(t.points) for t in of_shape]).items())
     kind, num_ranks, num_nodes = shape
     return Transfers(
         kind=kind,
         num_ranks=num_ranks,
         num_nodes=num_nodes,
-        source=min(t.source for t in mine),
+        source=min(t.source for t in of_shape),
         points=points,
         bytes_per_us=fitted_bytes_per_us(points),
     )

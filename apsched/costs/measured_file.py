@@ -69,15 +69,15 @@ def dump_costs(costs: MeasuredCosts) -> bytes:
             ]
         lines += [f"points = {_points(t.points)} # bytes counted once, microseconds"]
     for source in SOURCES:
-        mine = sorted(
+        entries = sorted(
             (operation, price.time_us)
             for operation, price in costs.compute.items()
             if price.source == source
         )
-        if mine:
+        if entries:
             lines += ["", f"[compute.{source}] # microseconds on the compute stream"]
             lines += [
-                f"{json.dumps(operation)} = {_number(time_us)}" for operation, time_us in mine
+                f"{json.dumps(operation)} = {_number(time_us)}" for operation, time_us in entries
             ]
     return ("\n".join(lines) + "\n").encode()
 

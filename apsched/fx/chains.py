@@ -139,21 +139,21 @@ def _is_product(node: Node) -> bool:
 
 def _refusal(graph: torch.fx.Graph, found: int, expected: int) -> str:
     """Return why ``graph`` has no ``expected`` chains: where the inputs of two of them meet."""
-    asked = (
+    expectation = (
         f"expected {expected} micro-batches that do not depend on each other, found {found}"
         " in the graph"
     )
     core = _core(graph)
     behind: dict[Node, frozenset[Node]] = {}
     for node in graph.nodes:
-        mine = frozenset((node,)) if _is_source(node) else frozenset()
-        behind[node] = mine.union(*(behind[source] for source in node.all_input_nodes))
+        own_sources = frozenset((node,)) if _is_source(node) else frozenset()
+        behind[node] = own_sources.union(*(behind[source] for source in node.all_input_nodes))
         if found < expected and node in core and _meet(node, behind, core):
             return (
-                f"node {node.name}: {asked}; what two of them compute meets here (a running"
+                f"node {node.name}: {expectation}; what two of them compute meets here (a running"
                 " statistic, a state that one leaves to the next): take one micro-batch at a time"
             )
-    return f"{asked}; take one micro-batch at a time"
+    return f"{expectation}; take one micro-batch at a time"
 
 
 def _meet(node: Node, behind: dict[Node, frozenset[Node]], core: set[Node]) -> bool:

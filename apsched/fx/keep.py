@@ -166,13 +166,13 @@ def _made_again(
 
 
 def _same_call(node: Node, other: Node, made: Mapping[Node, tuple[Node, Node]]) -> bool:
-    def there(value: Any) -> Any:
+    def replaced(value: Any) -> Any:
         return tree_map_only(Node, lambda n: made[n][0], value)
 
     return (
         node.target == other.target
-        and there(node.args) == other.args
-        and there(dict(node.kwargs)) == dict(other.kwargs)
+        and replaced(node.args) == other.args
+        and replaced(dict(node.kwargs)) == dict(other.kwargs)
     )
 
 

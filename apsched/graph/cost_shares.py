@@ -28,7 +28,7 @@ def share_of_nodes(dag: nx.DiGraph, nodes: Iterable[int]) -> float:
     chosen = frozenset(nodes)
     times = [(rank in chosen, time_us) for rank, _, time_us in _times(dag)]
     total = sum(time_us for _, time_us in times)
-    return sum(time_us for mine, time_us in times if mine) / total if total else 0.0
+    return sum(time_us for counted, time_us in times if counted) / total if total else 0.0
 
 
 def _times(dag: nx.DiGraph) -> Iterator[tuple[int, str, float]]:

@@ -159,7 +159,7 @@ def coalesced_curve_name(kind: str, group: str) -> str:
     return f"coalesced:{kind}:{group}"
 
 
-def asked_kind(kind: CollectiveKind) -> CollectiveKind:
+def priced_kind(kind: CollectiveKind) -> CollectiveKind:
     """Return the kind that a cost model is asked for: a broadcast is priced as an all-gather, since
     each link carries as much.
     """

@@ -14,9 +14,9 @@ from apsched.graph.records import (
     COPY,
     CollectiveRecord,
     NodeRecord,
-    asked_kind,
     collective_curve_name,
     launch_curve_name,
+    priced_kind,
 )
 from apsched.kinds import NodeKind
 from apsched.units import us_to_ticks
@@ -61,7 +61,7 @@ def _record(
         )
     if record.collective is None:
         return record
-    kind = asked_kind(record.collective.kind)
+    kind = priced_kind(record.collective.kind)
     source = costs.transfer_source(kind, *_ranks_and_nodes(dag, record.collective, cluster))
     collective = (
         record.collective if source is None else replace(record.collective, cost_source=source)
@@ -90,7 +90,7 @@ def _curves(dag: nx.DiGraph, costs: MeasuredCosts, cluster: Cluster) -> dict[str
         collective_curve_name(c.kind, c.group): c for c in collectives if c is not None
     }
     for name, collective in seen.items():
-        kind = asked_kind(collective.kind)
+        kind = priced_kind(collective.kind)
         shape = _shape(dag, collective, cluster)
         if costs.transfer_source(kind, shape.num_ranks, shape.num_nodes) is not None:
             curves[name] = sample_curve(

@@ -135,21 +135,21 @@ def aten_autobucketing_reordering_pass(
         )
     base = settings or Settings()
 
-    def chosen_here() -> tuple[dict[str, Any], Settings] | None:
-        asked = _asked(configs)
+    def chosen_settings() -> tuple[dict[str, Any], Settings] | None:
+        stated = _stated(configs)
         scheduled = any(is_collective(node) for node in gm.nodes)
-        return (asked, _settings(asked, base, gm)) if scheduled else None
+        return (stated, _settings(stated, base, gm)) if scheduled else None
 
     found = all_or_none(
         lambda: agreement_of(module, base.deadline_s),
         None,
         base,
         "graph",
-        lambda _: (chosen_here(), {}),
+        lambda _: (chosen_settings(), {}),
     )
     if found is not None:
-        asked, chosen = found
-        fast = schedule_graph(module, chosen, held=bool(asked.get("insert_overlap_deps")))
+        stated, chosen = found
+        fast = schedule_graph(module, chosen, held=bool(stated.get("insert_overlap_deps")))
         if fast is not module:
             replace_graph(gm, fast)
             module.meta[RESULT] = fast.meta[RESULT]
@@ -172,7 +172,7 @@ def scheduling_pass(**settings: Any) -> Callable[..., GraphModule]:
     return apsched_scheduling_pass
 
 
-def _asked(configs: Any) -> dict[str, Any]:
+def _stated(configs: Any) -> dict[str, Any]:
     """Return the public names of a configuration, of a class or an object, with their values."""
     names = [name for name in dir(configs) if not name.startswith("_")]
     known = (*_HONOURED, *_IGNORED)
@@ -186,29 +186,29 @@ def _asked(configs: Any) -> dict[str, Any]:
     return {name: getattr(configs, name) for name in names}
 
 
-def _settings(asked: dict[str, Any], settings: Settings, graph: Graph) -> Settings:
+def _settings(stated: dict[str, Any], settings: Settings, graph: Graph) -> Settings:
     """Return ``settings`` with what the configuration limits."""
     for name, instead in _IGNORED.items():
-        value = asked.get(name)
+        value = stated.get(name)
         if value is not None and value != _USUAL.get(name):
             logger.warning("%s=%r changes nothing here: %s", name, value, instead)
     changes: dict[str, Any] = {}
-    if (gib := asked.get("max_in_flight_gb")) is not None:
+    if (gib := stated.get("max_in_flight_gb")) is not None:
         changes["in_flight_cap"] = int(gib * _GIB)
-    if (mib := asked.get("pre_bucketing_fsdp_collectives_bucket_cap_mb")) is not None:
+    if (mib := stated.get("pre_bucketing_fsdp_collectives_bucket_cap_mb")) is not None:
         changes["bucket_cap"] = int(mib * _MIB)
-    if asked.get("collective_bucketing") is False:
+    if stated.get("collective_bucketing") is False:
         changes["bucket_cap"] = 0
-    if (span := asked.get("max_topo_span")) is not None:
+    if (span := stated.get("max_topo_span")) is not None:
         changes["max_topo_span"] = span
-    if (products := asked.get("max_compute_pre_fetch")) is not None:
+    if (products := stated.get("max_compute_pre_fetch")) is not None:
         changes["max_prefetch"] = products * _computes_per_product(graph)
         logger.info(
             "max_compute_pre_fetch=%d products are taken as max_prefetch=%d compute nodes",
             products,
             changes["max_prefetch"],
         )
-    if (estimation := asked.get("custom_runtime_estimation")) is not None:
+    if (estimation := stated.get("custom_runtime_estimation")) is not None:
         groups = groups_of(graph, settings)
         formulas = settings.prices(groups)
         changes |= {

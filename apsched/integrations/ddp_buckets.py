@@ -139,8 +139,8 @@ def ddp_buckets(model: nn.Module, inputs: Any, **settings: Any) -> DdpBuckets:
         return _parsed(solve())
     with GraphAgreement(job, {_whole_group(): ranks}) as agreement:
         shape = [[n, list(p.shape), str(p.dtype)] for n, p in whole.named_parameters()]
-        asked = {name: repr(value) for name, value in settings.items() if name == "cluster"}
-        answer, _ = agreement.shared(f"DDP of {shape}", asked, solve)
+        stated = {name: repr(value) for name, value in settings.items() if name == "cluster"}
+        answer, _ = agreement.shared(f"DDP of {shape}", stated, solve)
         agreement.check({})
     return _parsed(answer)
 
@@ -158,8 +158,8 @@ def _parsed(answer: bytes) -> DdpBuckets:
 
 def _whole_group() -> str:
     """Return the name of the group of all process ranks."""
-    everybody = tuple(range(dist.get_world_size()))
-    return next(name for name, ranks in process_group_names().items() if ranks == everybody)
+    world = tuple(range(dist.get_world_size()))
+    return next(name for name, ranks in process_group_names().items() if ranks == world)
 
 
 def _backward(model: nn.Module, inputs: tuple[Any, ...], prices: CostModel) -> _Backward:

@@ -38,13 +38,13 @@ class EstimatedCosts:
         sizes = group_sizes(starts, group_ranks)
         factors: dict[tuple[str, str], dict[int, float]] = {}
         for node in starts:
-            call, told = describe(node, sizes), self._told(node)
+            call, estimate_us = describe(node, sizes), self._estimate_us(node)
             formula = formulas.collective_us(
                 call.kind, call.group, call.group_size, call.size_bytes
             )
-            if told is not None and formula > 0:
+            if estimate_us is not None and formula > 0:
                 factors.setdefault((call.kind, call.group), {}).setdefault(
-                    call.size_bytes, told / formula
+                    call.size_bytes, estimate_us / formula
                 )
         self._factors = {key: sorted(points.items()) for key, points in factors.items()}
 
@@ -52,8 +52,8 @@ class EstimatedCosts:
         """Return the time of ``node`` on the compute stream; of a start node, the price of its
         launch.
         """
-        told = None if is_collective(node) else self._told(node)
-        return self._formulas.compute_us(node) if told is None else told
+        estimate_us = None if is_collective(node) else self._estimate_us(node)
+        return self._formulas.compute_us(node) if estimate_us is None else estimate_us
 
     def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
         """Return the time of a collective of any size."""
@@ -64,7 +64,7 @@ class EstimatedCosts:
         """Return what each member adds to a coalesced launch."""
         return coalesced_member_us(self._formulas, kind, group_name, group_size)
 
-    def _told(self, node: torch.fx.Node) -> float | None:
+    def _estimate_us(self, node: torch.fx.Node) -> float | None:
         """Return what the function says, in microseconds."""
         found: Any = self._estimation(node, None)
         return None if found is None else float(found) * 1000.0

@@ -82,9 +82,9 @@ def apply_fsdp2(
     units = units_of(model)
     settings = fsdp2_settings(units, solved_graphs(solved))
     handles = {unit.name: unit.handle for unit in units}
-    told = {setting.name: setting for setting in settings.units}
+    setting_of = {setting.name: setting for setting in settings.units}
     for name, handle in handles.items():
-        one = told[name]
+        one = setting_of[name]
         handle.set_modules_to_forward_prefetch([handles[other] for other in one.forward_prefetch])
         if one.backward_prefetch is None:
             continue

@@ -53,11 +53,11 @@ def capture_fsdp2(model: nn.Module, inputs: tuple[Any, ...]) -> Capture:
         copies=copies,
     )
     for original, new in copies.items():
-        mine = {
+        entered = {
             n: parameters[k] for n in original._parameters if (k := (id(original), n)) in parameters
         }
-        if mine:
-            new.__class__ = _gathering(type(new), mine)
+        if entered:
+            new.__class__ = _gathering(type(new), entered)
         if id(original) in casts:
             _cast(new, casts[id(original)])
     kept = [

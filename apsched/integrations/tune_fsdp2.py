@@ -32,7 +32,7 @@ from apsched.problem.problem import Problem
 from apsched.quantities import show_us
 from apsched.report.explanation import explain_infeasible
 from apsched.schedule.result import SolveResult
-from apsched.solver import solve_as_asked
+from apsched.solver import solve_requested
 from apsched.units import ticks_to_us
 
 _FIXED = {"max_compute_move": 0}
@@ -124,9 +124,9 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
         with agreement.job.working() if agreement else nullcontext():
             capture = capture_fsdp2(model, given)
         results = tuple(_solved(model, graph, chosen, agreement) for graph in capture.graphs)
-        told = fsdp2_settings(units_of(model), solved_graphs(results))
-        said = (Launch(what=f"settings of units: {told}", members=(), names=()),)
-        return results, {group.name: said for group in agreement.groups} if agreement else {}
+        chosen_units = fsdp2_settings(units_of(model), solved_graphs(results))
+        launches = (Launch(what=f"settings of units: {chosen_units}", members=(), names=()),)
+        return results, {group.name: launches for group in agreement.groups} if agreement else {}
 
     as_it_was: tuple[Result, ...] = ()
     results = all_or_none(
@@ -166,7 +166,7 @@ def _solved(
         request = replace(request, plan=fsdp2_plan(model, problem))
         (graph,) = under_plan((replace(graph, problem=problem),), request)
         caps = resolve_caps(graph, request, progress)
-    solving = partial(solve_as_asked, progress=progress.solver)
+    solving = partial(solve_requested, progress=progress.solver)
     search = partial(_answered, solving=solving, settings=settings, agreement=agreement)
     result = solve_graph(graph, request, progress, caps=caps, search=search)
     if result.best is None:

@@ -53,12 +53,12 @@ def check_hints(
     """Raise InputError, which names ``label`` and ``where``, for a hint about a symbol that is not
     among ``sizes``.
     """
-    there = sorted({size.symbol for size in sizes}, key=lambda symbol: (len(symbol), symbol))
+    symbols = sorted({size.symbol for size in sizes}, key=lambda symbol: (len(symbol), symbol))
     for symbol in stated:
-        if symbol not in there:
+        if symbol not in symbols:
             raise InputError(
                 f"{label}: expected a symbol whose size depends on data, found {symbol!r}; {where}"
-                f" {', '.join(there) or 'none'}"
+                f" {', '.join(symbols) or 'none'}"
             )
 
 

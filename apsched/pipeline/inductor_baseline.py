@@ -36,7 +36,7 @@ from apsched.fx.graph_copies import copied, copied_alone
 from apsched.fx.subgraphs import with_all_inside
 from apsched.graph.export.export import export_graph
 from apsched.graph.export.whole_nodes import whole_us
-from apsched.graph.records import asked_kind
+from apsched.graph.records import priced_kind
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem, with_contention
 from apsched.schedule.result import Score
@@ -211,10 +211,10 @@ class _PricesMs:
             priced = node if node in self._nodes else copied_alone(node)
             return whole_us(self._cost_model, priced, self._sizes) / 1000
         call = describe(node, self._sizes)
-        asked = call.size_bytes if size_bytes is None else size_bytes
+        priced_bytes = call.size_bytes if size_bytes is None else size_bytes
         return (
             self._cost_model.collective_us(
-                asked_kind(call.kind), call.group, call.group_size, asked
+                priced_kind(call.kind), call.group, call.group_size, priced_bytes
             )
             / 1000
         )

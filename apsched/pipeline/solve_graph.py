@@ -207,11 +207,11 @@ def _solved(
     search: Search | None,
     working: Working,
 ) -> Result:
-    from apsched.solver import moving_where_it_pays, must_compile, solve_as_asked, solve_with_milp
+    from apsched.solver import moving_where_it_pays, must_compile, solve_requested, solve_with_milp
     from apsched.what_if.robust import made_robust
 
     options, robustness = request.options, None
-    search = search or partial(solve_as_asked, progress=progress.solver)
+    search = search or partial(solve_requested, progress=progress.solver)
     if request.milp is not None:  # it decides no order: its claims are about the one of the caps
         caps = moving_where_it_pays(problem, caps)
     if must_compile():
@@ -238,11 +238,11 @@ def _with_bitwise_price(result: Result, without: Problem, options: SolveOptions)
     """Return ``result``, of a problem in bitwise mode, with what that costs; ``without`` is the
     problem without it.
     """
-    from apsched.solver import solve_as_asked
+    from apsched.solver import solve_requested
 
     if BITWISE_RULE not in result.problem.rules or result.best is None:
         return result
-    other = solve_as_asked(without, result.caps, options)
+    other = solve_requested(without, result.caps, options)
     ticks = result.answer.fastest_ticks  # a schedule in bitwise mode is one without it, too
     least = ticks if other.best is None else min(ticks, other.fastest_ticks)
     return replace(

@@ -203,7 +203,7 @@ def _open_function(request: SourceRequest, stack: ExitStack) -> OpenedSource:
     if mesh is not None:
         stack.enter_context(world(mesh.world_size))
     for name in request.imports:
-        import_module(name, asked_by="--import")
+        import_module(name, imported_for="--import")
     capture = capture_function(
         request.source,
         mesh=mesh,

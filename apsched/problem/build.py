@@ -288,10 +288,10 @@ def _epilogue(
                 stack.append(node)
         if len(after) > _LONGEST_EPILOGUE:
             return ()
-    mine, known = after, len(after)
+    kept_nodes, known = after, len(after)
     while True:  # what was left out may be needed by, or need, what was kept
         fed = {wait}
-        for node in sorted(mine - {wait}):
+        for node in sorted(kept_nodes - {wait}):
             if all(
                 p in fed
                 or records[p].kind is NodeKind.INPUT
@@ -299,17 +299,17 @@ def _epilogue(
                 for p in predecessors[node]
             ):
                 fed.add(node)
-        mine = set(fed)
+        kept_nodes = set(fed)
         for node in sorted(fed - {wait}, reverse=True):
             if not all(
-                s in mine or records[s].kind is NodeKind.OUTPUT or _moving_start(records[s])
+                s in kept_nodes or records[s].kind is NodeKind.OUTPUT or _moving_start(records[s])
                 for s in successors[node]
             ):
-                mine.discard(node)
-        if len(mine) == known:
+                kept_nodes.discard(node)
+        if len(kept_nodes) == known:
             break
-        known = len(mine)
-    return tuple(sorted(n for n in mine if records[n].kind is NodeKind.COMPUTE))
+        known = len(kept_nodes)
+    return tuple(sorted(n for n in kept_nodes if records[n].kind is NodeKind.COMPUTE))
 
 
 def _moving_start(record: NodeRecord) -> bool:

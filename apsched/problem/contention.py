@@ -100,21 +100,27 @@ class Contention:
         return lcm(*range(1, max(users, default=1) + 1)) * self.transfer_slowdown[0]
 
     def __str__(self) -> str:
-        said = []
+        parts = []
         for link, name in enumerate(self.links):
             groups = [group for group, links in self.links_of_group if link in links]
-            said.append(
+            parts.append(
                 f"{name} shared by {' and '.join(groups)}"
                 if len(groups) > 1
                 else f"{name} not shared"
             )
         if self.compute_slowdown != (1, 1):
-            said.append(f"compute slower by {_said(self.compute_slowdown)} while a collective runs")
+            parts.append(
+                f"compute slower by {_factor_text(self.compute_slowdown)} while a collective runs"
+            )
         if self.transfer_slowdown != (1, 1):
-            said.append(f"transfers slower by {_said(self.transfer_slowdown)} while compute runs")
+            parts.append(
+                f"transfers slower by {_factor_text(self.transfer_slowdown)} while compute runs"
+            )
         if self.latency_slowdown != (1, 1):
-            said.append(f"latencies longer by {_said(self.latency_slowdown)} while compute runs")
-        return "; ".join(said) or "none"
+            parts.append(
+                f"latencies longer by {_factor_text(self.latency_slowdown)} while compute runs"
+            )
+        return "; ".join(parts) or "none"
 
 
 def contention_json(contention: Contention) -> dict[str, object]:
@@ -129,5 +135,5 @@ def contention_json(contention: Contention) -> dict[str, object]:
     }
 
 
-def _said(slowdown: tuple[int, int]) -> str:
+def _factor_text(slowdown: tuple[int, int]) -> str:
     return f"{slowdown[0] / slowdown[1]:.4g}"

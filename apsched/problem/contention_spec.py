@@ -59,7 +59,7 @@ def parse_contention(text: str, label: str = "--contention") -> ContentionChoice
     expected = f"{label}: expected none, or {words} with commas between them; found {text!r}"
     if text.strip().lower() == "none":
         return ContentionChoice()
-    asked: dict[str, str] = {}
+    stated: dict[str, str] = {}
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
         known = {
@@ -68,16 +68,16 @@ def parse_contention(text: str, label: str = "--contention") -> ContentionChoice
             "transfers": value,
             "latency": value,
         }
-        if name in asked or not known.get(name):
+        if name in stated or not known.get(name):
             raise InputError(expected)
-        asked[name] = value
+        stated[name] = value
     try:
-        factors = {name: float(value) for name, value in asked.items() if value}
+        factors = {name: float(value) for name, value in stated.items() if value}
     except ValueError:
         raise InputError(expected) from None
     return ContentionChoice(
-        links="links" in asked,
-        compute="compute" in asked,
+        links="links" in stated,
+        compute="compute" in stated,
         compute_slowdown=factors.get("compute"),
         transfer_slowdown=factors.get("transfers", 1.0),
         latency_slowdown=factors.get("latency", 1.0),
@@ -108,18 +108,18 @@ def contended(
     return problem if contention.changes_nothing else with_contention(problem, contention)
 
 
-def as_asked(
+def with_stated_contention(
     problem: Problem,
-    asked: str | Contention | None,
+    stated: str | Contention | None,
     cluster: Cluster | None,
     group_ranks: Mapping[str, Sequence[int]],
 ) -> Problem:
     """Return ``problem`` with the contention that a call asks for: as text like that of the command
     line, or stated in full.
     """
-    if isinstance(asked, str):
-        return contended(problem, parse_contention(asked, "contention"), cluster, group_ranks)
-    return problem if asked is None else with_contention(problem, asked)
+    if isinstance(stated, str):
+        return contended(problem, parse_contention(stated, "contention"), cluster, group_ranks)
+    return problem if stated is None else with_contention(problem, stated)
 
 
 def _links_of_groups(

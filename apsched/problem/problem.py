@@ -396,25 +396,26 @@ def _check_bytes(problem: Problem, c: Collective) -> None:
 
 
 def _check_restriction(problem: Problem, c: Collective) -> None:
-    name, asked, last = problem.node_names[c.start], c.restriction, len(problem.compute_order)
-    for gaps in (asked.start_slots, asked.wait_slots):
+    name, restriction, last = problem.node_names[c.start], c.restriction, len(problem.compute_order)
+    for gaps in (restriction.start_slots, restriction.wait_slots):
         _require(
             gaps is None or 0 <= gaps[0] <= gaps[1] <= last,
             f"collective {name}: {gaps} are no gaps of {last} compute nodes",
         )
     _require(
-        asked.group is None or c.may_share, f"collective {name}: what stays alone is in no group"
+        restriction.group is None or c.may_share,
+        f"collective {name}: what stays alone is in no group",
     )
     _require(
-        asked.wait_slots is None or not c.may_share,
+        restriction.wait_slots is None or not c.may_share,
         f"collective {name}: only what stays alone has a place for its wait",
     )
     _require(
-        asked.group is not None or not asked.closed,
+        restriction.group is not None or not restriction.closed,
         f"collective {name}: only a group can be closed",
     )
     _require(
-        all(0 <= rule < len(problem.rules) for rule in asked.rules),
+        all(0 <= rule < len(problem.rules) for rule in restriction.rules),
         f"collective {name}: a rule does not exist",
     )
 

@@ -104,7 +104,7 @@ def audit_lines(audit: Audit) -> tuple[str, ...]:
             )
             share = 100 * gain / before.step_time_ticks
             found.append(
-                f"    {k}. {_said(audit.result.problem, before, change)}: {share:.2f} % shorter"
+                f"    {k}. {_change_text(audit.result.problem, before, change)}: {share:.2f} % shorter"
                 f" ({figures})"
             )
             before = change.scored
@@ -132,7 +132,7 @@ def _verdict(audit: Audit) -> str:
     return text if now.fits else f"{text}; it breaks a cap: {now.violations[0]}"
 
 
-def _said(problem: Problem, before: Scored, change: Change) -> str:
+def _change_text(problem: Problem, before: Scored, change: Change) -> str:
     if change.key is None:
         return "the same buckets, launched and waited for elsewhere"
     key = problem.keys[change.key]
@@ -179,7 +179,7 @@ def audit_json(audit: Audit) -> dict[str, Any]:
         ],
         "changes": [
             {
-                "what": _said(audit.result.problem, before, change),
+                "what": _change_text(audit.result.problem, before, change),
                 "step_time_us": ticks_to_us(change.scored.step_time_ticks),
                 "peak_memory_bytes": change.scored.peak_memory_bytes,
                 "num_launches": change.scored.num_launches,

@@ -40,13 +40,14 @@ def shares(result: Result) -> tuple[Share, ...]:
     for stretch in path.stretches:
         groups.setdefault((stretch.where, stretch.stream), []).append(stretch)
     found += [
-        _share(result.problem, where, stream, mine) for (where, stream), mine in groups.items()
+        _share(result.problem, where, stream, of_share)
+        for (where, stream), of_share in groups.items()
     ]
     return tuple(sorted((share for share in found if share.ticks), key=lambda share: -share.ticks))
 
 
-def _share(problem: Problem, where: Where, stream: int, mine: Iterable[Stretch]) -> Share:
-    mine = tuple(mine)
+def _share(problem: Problem, where: Where, stream: int, of_share: Iterable[Stretch]) -> Share:
+    of_share = tuple(of_share)
     group = f"group {problem.streams[stream]}"
     label = {
         Where.HEAD: f"head: first of {group}",
@@ -55,9 +56,9 @@ def _share(problem: Problem, where: Where, stream: int, mine: Iterable[Stretch])
     }[where]
     return Share(
         label=label,
-        ticks=sum(s.ticks for s in mine),
-        exposed_ticks=sum(s.exposed_ticks for s in mine),
-        stretches=mine,
+        ticks=sum(s.ticks for s in of_share),
+        exposed_ticks=sum(s.exposed_ticks for s in of_share),
+        stretches=of_share,
     )
 
 

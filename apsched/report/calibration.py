@@ -32,8 +32,8 @@ def print_profile(
             "nodes": profile.num_nodes,
             "nodes_matched": profile.num_matched,
             "streams": {
-                what: {"measured_us": measured, "predicted_us": said}
-                for what, measured, said in rows
+                what: {"measured_us": measured, "predicted_us": predicted}
+                for what, measured, predicted in rows
             },
             "unmatched": [asdict(entry) for entry in profile.unmatched],
             "missing": [
@@ -47,12 +47,12 @@ def print_profile(
     out = console(stdout)
     figures = ("measured", "predicted", "difference")
     table = plain_table("", *figures, right=figures)
-    for what, measured, said in rows:
+    for what, measured, predicted in rows:
         table.add_row(
             what,
             show_us(measured),
-            show_us(said),
-            f"{100 * (said / measured - 1):+.1f} %" if measured else "",
+            show_us(predicted),
+            f"{100 * (predicted / measured - 1):+.1f} %" if measured else "",
         )
     out.print(table)
     out.print()

@@ -49,25 +49,25 @@ def robustness_table(found: list[tuple[str, Robustness]]) -> Table:
 
 def robustness_line(found: Robustness) -> str:
     """Return in one line what was gained over the schedule that believes the costs."""
-    asked, chosen, priced = found.options, found.chosen, found.as_priced
-    said = (
-        f"  {asked.count} scenarios, noise {asked.noise:g}: in the worst of them"
+    options, chosen, priced = found.options, found.chosen, found.as_priced
+    sentences = (
+        f"  {options.count} scenarios, noise {options.noise:g}: in the worst of them"
         f" {100 * chosen.slower:.2f} % slower than priced"
     )
     if chosen == priced:
         return (
-            f"{said}; of {found.num_candidates} candidates the schedule that believes the costs is"
-            f" best by {asked.measure} step time"
+            f"{sentences}; of {found.num_candidates} candidates the schedule that believes the costs is"
+            f" best by {options.measure} step time"
         )
     pairs = {
         "mean": (chosen.mean_ticks, priced.mean_ticks),
         "worst": (chosen.worst_ticks, priced.worst_ticks),
     }
     gain, cost = (
-        1 - pairs[asked.measure][0] / pairs[asked.measure][1],
+        1 - pairs[options.measure][0] / pairs[options.measure][1],
         chosen.step_time_ticks / priced.step_time_ticks - 1,
     )
     return (
-        f"{said}, against {100 * priced.slower:.2f} % for the schedule that believes the costs; "
-        f"{100 * gain:.2f} % faster by {asked.measure} step time, for {100 * cost:.2f} % as priced"
+        f"{sentences}, against {100 * priced.slower:.2f} % for the schedule that believes the costs; "
+        f"{100 * gain:.2f} % faster by {options.measure} step time, for {100 * cost:.2f} % as priced"
     )

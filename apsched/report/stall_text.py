@@ -26,15 +26,15 @@ def stalls(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps)
     where there is one.
     """
     queue = _queues(timeline)
-    said: dict[int, str] = {}
+    sentences: dict[int, str] = {}
     last_end = timeline.end_ticks[-1] if timeline.end_ticks else 0
     for i, transfer in enumerate(timeline.transfers):
         k = transfer.wait_step
         if timeline.end_ticks[k] > timeline.begin_ticks[k]:
-            said[k] = _sentence(problem, schedule, timeline, caps, i, queue)
+            sentences[k] = _sentence(problem, schedule, timeline, caps, i, queue)
         if transfer.end_ticks == timeline.step_time_ticks > last_end:
-            said[-1] = _sentence(problem, schedule, timeline, caps, i, queue)
-    return said
+            sentences[-1] = _sentence(problem, schedule, timeline, caps, i, queue)
+    return sentences
 
 
 def _queues(timeline: Timeline) -> list[tuple[int, ...]]:

@@ -350,8 +350,10 @@ def summary_lines(result: Result) -> tuple[str, ...]:
         if result.step_time_us is not None
     ]
     if result.round_trip_exact is not None:
-        said = "exact to the tick and to the byte" if result.round_trip_exact else "NOT exact"
-        lines.append(f"  round trip: the rewritten graph, exported and simulated again, is {said}")
+        exactness = "exact to the tick and to the byte" if result.round_trip_exact else "NOT exact"
+        lines.append(
+            f"  round trip: the rewritten graph, exported and simulated again, is {exactness}"
+        )
     return tuple(lines)
 
 

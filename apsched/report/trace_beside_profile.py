@@ -205,8 +205,8 @@ def _kind(event: Mapping[str, Any]) -> str:
         return KIND_OF_NAME.get(name.removeprefix(GLOO).lower(), "")
     if event.get("cat") != "kernel" or not is_nccl(Work(name, 0.0, 0.0, -1, args)):
         return ""
-    said = str(args.get("Collective name", "")).lower()
-    return KIND_OF_NAME.get(said) or next(
+    collective_name = str(args.get("Collective name", "")).lower()
+    return KIND_OF_NAME.get(collective_name) or next(
         (kind for part, kind in _NAMES_OF_KERNELS.items() if part in name.lower().replace("_", "")),
         "",
     )

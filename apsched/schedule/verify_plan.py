@@ -74,22 +74,22 @@ def _places(problem: Problem, schedule: Schedule) -> list[str]:
         launched |= dict.fromkeys(bucket.members, (Step(kind, b), Step(StepKind.START, b)))
     waited = {c: Step(StepKind.NODE, m.wait) for c, m in enumerate(problem.collectives)}
     for c, collective in enumerate(problem.collectives):
-        asked, name = collective.restriction, problem.node_names[collective.start]
+        limits, name = collective.restriction, problem.node_names[collective.start]
         first, start = (slot[step] for step in launched[c])
-        if asked.start_slots is not None and not (
-            asked.start_slots[0] <= first and start <= asked.start_slots[1]
+        if limits.start_slots is not None and not (
+            limits.start_slots[0] <= first and start <= limits.start_slots[1]
         ):
             wrong.append(
                 f"{name} is launched behind compute node {start}, not"
-                f" {_between(asked.start_slots)}{_rule(problem, c)}"
+                f" {_between(limits.start_slots)}{_rule(problem, c)}"
             )
         if (
-            asked.wait_slots is not None
-            and not asked.wait_slots[0] <= slot.get(waited[c], -1) <= asked.wait_slots[1]
+            limits.wait_slots is not None
+            and not limits.wait_slots[0] <= slot.get(waited[c], -1) <= limits.wait_slots[1]
         ):
             wrong.append(
                 f"{name} is waited for behind compute node {slot.get(waited[c])}, not"
-                f" {_between(asked.wait_slots)}{_rule(problem, c)}"
+                f" {_between(limits.wait_slots)}{_rule(problem, c)}"
             )
     return wrong
 

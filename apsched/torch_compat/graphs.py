@@ -186,7 +186,7 @@ def is_composite(operator: Any) -> bool:
     )
 
 
-def said_to_compile() -> Any:
+def compiling_context() -> Any:
     """Return a context in which ``torch.compiler.is_compiling()``: modules ask it before they look
     at values (torch/compiler/__init__.py).
     """

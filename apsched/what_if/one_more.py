@@ -17,7 +17,7 @@ from apsched.quantities import show_bytes
 from apsched.schedule.analysis.usage import chosen
 from apsched.schedule.result import SolveResult
 from apsched.schedule.simulate import simulate
-from apsched.solver import solve_as_asked
+from apsched.solver import solve_requested
 
 MORE_MEMORY_BYTES = 2**30
 
@@ -92,15 +92,15 @@ def _faster(
         )
     groups = {"priced anew": network.priced_anew, "bytes scaled, latency kept": network.scaled}
     rate = f"{network.gbit_per_s_before:g} -> {network.gbit_per_s_after:g} Gb/s a process rank"
-    told = "; ".join(f"{_groups(names)} {how}" for how, names in groups.items() if names)
-    if not told:
+    changes = "; ".join(f"{_groups(names)} {how}" for how, names in groups.items() if names)
+    if not changes:
         where = (
             f"{_groups(network.unchanged)}: the links inside the nodes are slower"
             if network.unchanged
             else "no group leaves its node"
         )
         return _not_solved("network", f"{rate} changes no price: {where}")
-    return _solved("network", f"{rate}: {told}", network.problem, caps, options, answer)
+    return _solved("network", f"{rate}: {changes}", network.problem, caps, options, answer)
 
 
 def _groups(names: tuple[str, ...]) -> str:
@@ -158,7 +158,7 @@ def _solved(
     again = simulate(
         problem, known.best.schedule
     ).step_time_ticks  # it still fits: only prices or caps got lower or looser
-    found = solve_as_asked(problem, caps, options)
+    found = solve_requested(problem, caps, options)
     ticks = min(
         again, known.best.step_time_ticks, *([found.best.step_time_ticks] if found.best else [])
     )

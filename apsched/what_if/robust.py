@@ -35,14 +35,18 @@ AS_PRICED = "apsched, for the costs as they are"
 
 
 def made_robust(
-    problem: Problem, caps: Caps, options: SolveOptions, answer: SolveResult, asked: ScenarioOptions
+    problem: Problem,
+    caps: Caps,
+    options: SolveOptions,
+    answer: SolveResult,
+    scenario_options: ScenarioOptions,
 ) -> tuple[SolveResult, Robustness | None]:
-    """Return ``answer`` with the best schedule by ``asked``, and the result of the scenarios;
+    """Return ``answer`` with the best schedule by ``scenario_options``, and the result of the scenarios;
     ``None`` where there is no schedule.
     """
     if answer.best is None:
         return answer, None
-    drawn = scenarios(problem, asked, options.seed)
+    drawn = scenarios(problem, scenario_options, options.seed)
     at_hand = Replay(problem, answer.best.schedule)
     times = [at_hand.step_time_ticks(scenario) for scenario in drawn]
     as_priced = _spread(AS_PRICED, answer.best, times)
@@ -50,7 +54,7 @@ def made_robust(
     limit = min((b.step_time_ticks for b in answer.baselines if b.fits), default=None)
     best, chosen, count = answer.best, as_priced, 1
     searched = moving_where_it_pays(problem, caps)
-    for name, other in _others(problem, asked, [(k, drawn[k]) for k in hardest]):
+    for name, other in _others(problem, scenario_options, [(k, drawn[k]) for k in hardest]):
         found = solve(
             other, searched, replace(options, budget=options.budget * _SHARE_OF_BUDGET)
         ).best
@@ -64,10 +68,10 @@ def made_robust(
         spread = _spread(
             f"apsched, {name}", scored, [replay.step_time_ticks(scenario) for scenario in drawn]
         )
-        if _value(spread, asked) < _value(chosen, asked):
+        if _value(spread, scenario_options) < _value(chosen, scenario_options):
             best, chosen = scored, spread
-    said = Robustness(
-        options=asked,
+    robustness = Robustness(
+        options=scenario_options,
         baselines=tuple(
             _spread(b.name, b, _times(problem, b, drawn)) for b in answer.baselines if b.fits
         ),
@@ -77,17 +81,17 @@ def made_robust(
     )
     return (
         answer if best is answer.best else _with_best(problem, caps, answer, best, chosen.name)
-    ), said
+    ), robustness
 
 
 def _others(
-    problem: Problem, asked: ScenarioOptions, hardest: list[tuple[int, Scenario]]
+    problem: Problem, scenario_options: ScenarioOptions, hardest: list[tuple[int, Scenario]]
 ) -> Iterator[tuple[str, Problem]]:
     """Yield what other costs are called, and the problem with them."""
     for times in (1, 2):
         yield (
-            f"for a network slower by {100 * times * asked.noise:.0f} %",
-            with_slower_network(problem, 1 + times * asked.noise),
+            f"for a network slower by {100 * times * scenario_options.noise:.0f} %",
+            with_slower_network(problem, 1 + times * scenario_options.noise),
         )
     for k, scenario in hardest:
         yield f"for scenario {k}", priced_as(problem, scenario)
@@ -107,9 +111,9 @@ def _spread(name: str, scored: Scored, times: list[int]) -> Spread:
     )
 
 
-def _value(spread: Spread, asked: ScenarioOptions) -> tuple[int, int]:
+def _value(spread: Spread, scenario_options: ScenarioOptions) -> tuple[int, int]:
     both = (spread.worst_ticks, spread.mean_ticks)
-    return both if asked.measure == "worst" else (both[1], both[0])
+    return both if scenario_options.measure == "worst" else (both[1], both[0])
 
 
 def _with_best(

@@ -126,15 +126,15 @@ def priced_as(problem: Problem, scenario: Scenario) -> Problem:
     """
     factors = []
     for k in range(len(problem.keys)):
-        mine = [
+        of_key = [
             (c.size_bytes, scenario.of_collective[i])
             for i, c in enumerate(problem.collectives)
             if c.key == k
         ]
-        total = sum(size for size, _ in mine)
+        total = sum(size for size, _ in of_key)
         factors.append(
             scenario.of_network
-            * (sum(size * factor for size, factor in mine) / total if total else 1.0)
+            * (sum(size * factor for size, factor in of_key) / total if total else 1.0)
         )
     durations = [
         d * scenario.of_compute * f

@@ -17,8 +17,8 @@ from apsched.solver.bounds.whole_step import (
     least_prices,
     with_prices,
 )
-from apsched.whole_step.asked import AUTO, AskedToKeep
 from apsched.whole_step.choices import NONE, Choice, named_choices, units
+from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import SolvedChoice, Step
 
 _FEW = 3
@@ -64,13 +64,13 @@ class StepAnswer:
         return tuple(found)
 
 
-def solve_asked(step: Step, asked: AskedToKeep, label: str = "--keep") -> StepAnswer:
+def solve_choice(step: Step, request: KeepRequest, label: str = "--keep") -> StepAnswer:
     """Return the answer for what is asked: the choice found, or the one stated with the bound of
     its own graphs.
     """
-    if asked.mode == AUTO:
+    if request.mode == AUTO:
         return solve_step(step)
-    best = step.solve(asked.chosen([p.name for p in step.parameters], label))
+    best = step.solve(request.chosen([p.name for p in step.parameters], label))
     return StepAnswer(
         best=best,
         bound=TimeBound(

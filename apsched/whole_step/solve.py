@@ -6,29 +6,29 @@ from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import SolveRequest, solve_graph
 from apsched.progress import Progress
-from apsched.whole_step.asked import AskedToKeep
 from apsched.whole_step.choices import NONE
+from apsched.whole_step.keep_request import KeepRequest
 from apsched.whole_step.pair import Step, pair_of, parameters_of, with_kept
-from apsched.whole_step.search import StepAnswer, solve_asked
+from apsched.whole_step.search import StepAnswer, solve_choice
 
 
 def solve_graphs(
-    graphs: Sequence[LoadedGraph], request: SolveRequest, asked: AskedToKeep, progress: Progress
+    graphs: Sequence[LoadedGraph], request: SolveRequest, keep: KeepRequest, progress: Progress
 ) -> tuple[tuple[LoadedGraph, ...], list[Result], StepAnswer | None]:
     """Return graphs, answers and the answer for the step; where nothing is asked to be kept each
     graph is solved alone, and there is none.
 
     ``graphs`` are under the plan of ``request`` already.
     """
-    if asked.mode == NONE:
+    if keep.mode == NONE:
         return tuple(graphs), [solve_graph(graph, request, progress) for graph in graphs], None
-    answer = solve_asked(Step.of(graphs, request, progress), asked)
+    answer = solve_choice(Step.of(graphs, request, progress), keep)
     return answer.best.graphs, list(answer.best.results), answer
 
 
-def graphs_with(graphs: Sequence[LoadedGraph], asked: AskedToKeep) -> tuple[LoadedGraph, ...]:
+def graphs_with(graphs: Sequence[LoadedGraph], keep: KeepRequest) -> tuple[LoadedGraph, ...]:
     """Return ``graphs`` with what is asked for kept; ``auto`` asks for nothing here."""
-    if asked.mode == NONE:
+    if keep.mode == NONE:
         return tuple(graphs)
     pair = pair_of(graphs)
-    return with_kept(pair, asked.chosen([p.name for p in parameters_of(pair)]))
+    return with_kept(pair, keep.chosen([p.name for p in parameters_of(pair)]))

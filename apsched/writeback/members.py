@@ -64,11 +64,11 @@ def read_members(
     first = members[0]
     for member in members[1:]:
         for label in ("kind", "group", "group_size", "reduce_op", "dtype", "device"):
-            mine, theirs = getattr(member, label), getattr(first, label)
-            if mine != theirs:
+            own, of_first = getattr(member, label), getattr(first, label)
+            if own != of_first:
                 raise InputError(
-                    f"members of one bucket must agree in {label}: {member.start.name} has {mine},"
-                    f" {first.start.name} has {theirs}; put them in different buckets"
+                    f"members of one bucket must agree in {label}: {member.start.name} has {own},"
+                    f" {first.start.name} has {of_first}; put them in different buckets"
                 )
     return members
 

@@ -178,7 +178,8 @@ def _check(nodes: Sequence[Node], problem: Problem, schedule: Schedule) -> None:
     ]
     if different:
         shown = ", ".join(
-            f"{mine} in the graph is {theirs} in the problem" for mine, theirs in different[:_SHOWN]
+            f"{in_graph} in the graph is {in_problem} in the problem"
+            for in_graph, in_problem in different[:_SHOWN]
         )
         raise InputError(
             f"the problem isn't about this graph; {len(different)} nodes differ: {shown}; solve"

@@ -22,7 +22,7 @@ from apsched.models.collectives import sum_gradient, sum_of_parts
 from apsched.models.mesh import Group, Meshes, MeshSpec, build_meshes, group_of
 from apsched.models.options import ModelOptions
 from apsched.models.own_modules import shard_module
-from apsched.torch_compat.graphs import said_to_compile
+from apsched.torch_compat.graphs import compiling_context
 
 _SUMMED_STYLE = "replicated_with_grad_allreduce"
 """Transformers sums these gradients in a hook, which a graph does not show."""
@@ -342,7 +342,7 @@ def _return_loss(module: Any, num_parts: int, *, split: bool) -> None:
         if "use_cache" in names:
             chosen["use_cache"] = False
         sums = _sums_in_the_graph() if split else nullcontext()
-        with sums, said_to_compile():  # no look at the values of masks and positions
+        with sums, compiling_context():  # no look at the values of masks and positions
             found = inner(self, **chosen)
         loss: torch.Tensor | None = getattr(found, "loss", None)
         if loss is None:

@@ -69,7 +69,7 @@ class Tables(NamedTuple):
 def tables(instance: Instance) -> Tables:
     """Return the tables of ``problem``."""
     problem = instance.problem
-    c, mine = instance.arrays, plan_groups(instance.arrays)
+    c, groups = instance.arrays, plan_groups(instance.arrays)
     curves = [*(key.price for key in problem.keys), problem.copy_price]
     return Tables(
         key=c.key,
@@ -95,9 +95,9 @@ def tables(instance: Instance) -> Tables:
         launch_last=c.launch_last,
         wait_first=c.wait_first,
         wait_last=c.wait_last,
-        plan_groups=mine,
+        plan_groups=groups,
         by_need=np.argsort(c.need_slot, kind="stable"),
-        depth=np.array(_chain_depths(c, mine.leader), dtype=np.int64),
+        depth=np.array(_chain_depths(c, groups.leader), dtype=np.int64),
         after_begin=c.after_begin,
         after_list=c.after_list,
         key_launch=np.array([key.launch_ticks for key in problem.keys], dtype=np.int64),

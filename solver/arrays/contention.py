@@ -50,14 +50,14 @@ def shares(problem: Problem) -> ContentionArrays | None:
         return None
     links = [contention.links_of(group) for group in problem.streams]
     begin = np.zeros(len(links) + 1, dtype=np.int64)
-    begin[1:] = np.cumsum([len(mine) for mine in links])
+    begin[1:] = np.cumsum([len(group_links) for group_links in links])
     full_speed, slow_speed = contention.compute_slowdown
     full_move, slow_move = contention.transfer_slowdown
     full_latency, slow_latency = contention.latency_slowdown
     return ContentionArrays(
         num_links=len(contention.links),
         link_begin=begin,
-        link_list=np.array([link for mine in links for link in mine], dtype=np.int64),
+        link_list=np.array([link for group_links in links for link in group_links], dtype=np.int64),
         latency_ticks=np.array(
             [problem.keys[c.key].price(0) for c in problem.collectives], dtype=np.int64
         ),

@@ -303,12 +303,17 @@ def problem_arrays(problem: Problem) -> ProblemArrays:
 
 
 def _restrictions(problem: Problem) -> dict[str, Any]:
-    asked, num_compute = [c.restriction for c in problem.collectives], len(problem.compute_order)
-    wait_slots = [r.wait_slots or (0, num_compute) for r in asked]
+    restrictions, num_compute = (
+        [c.restriction for c in problem.collectives],
+        len(problem.compute_order),
+    )
+    wait_slots = [r.wait_slots or (0, num_compute) for r in restrictions]
     return {
-        "group": _array(-1 if r.group is None else r.group for r in asked),
-        "closed": np.array([r.closed for r in asked], dtype=np.bool_),
-        "launch_last": _array(r.start_slots[1] if r.start_slots else num_compute for r in asked),
+        "group": _array(-1 if r.group is None else r.group for r in restrictions),
+        "closed": np.array([r.closed for r in restrictions], dtype=np.bool_),
+        "launch_last": _array(
+            r.start_slots[1] if r.start_slots else num_compute for r in restrictions
+        ),
         "wait_first": _array(first for first, _ in wait_slots),
         "wait_last": _array(last for _, last in wait_slots),
     }
@@ -349,12 +354,12 @@ def _places(
     comes before its launch.
     """
     owner: dict[int, int] = {}  # wait and epilogue attached nodes -> their collective
-    mine: dict[int, int] = {}  # any attached node -> its collective
+    collective_of: dict[int, int] = {}  # any attached node -> its collective
     for c, collective in enumerate(problem.collectives):
         for node in (collective.wait, *collective.epilogue):
             owner[attached_index[node]] = c
         for node in (*collective.prologue, collective.start, collective.wait, *collective.epilogue):
-            mine[attached_index[node]] = c
+            collective_of[attached_index[node]] = c
     num_compute = len(problem.compute_order)
     ready, need = [], [num_compute] * len(problem.collectives)
     after: list[list[int]] = []
@@ -370,7 +375,7 @@ def _places(
     for k, node in enumerate(problem.compute_order):
         for p in problem.predecessors[node]:
             for f in hosts.attached[p]:
-                need[mine[f]] = min(need[mine[f]], k)
+                need[collective_of[f]] = min(need[collective_of[f]], k)
     for c in reversed(
         range(len(after))
     ):  # what another collective takes further is needed where that one's result is

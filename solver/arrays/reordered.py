@@ -273,10 +273,10 @@ def _precedence(
     before: list[set[int]] = [set() for _ in range(num_blocks)]
     needs: list[set[int]] = [set() for _ in range(num_blocks)]
     for k, nodes_before in enumerate(_nodes_before(problem, before_launch, behind)):
-        mine = int(block_of[k])
-        needs[mine] |= needs_of[k]
-        before[mine].update(int(block_of[j]) for j in nodes_before)
-        before[mine].discard(mine)
+        block = int(block_of[k])
+        needs[block] |= needs_of[k]
+        before[block].update(int(block_of[j]) for j in nodes_before)
+        before[block].discard(block)
     feeds = _turned([{int(block_of[j]) for j in nodes} for nodes in ready], num_blocks)
     ticks = instance.arrays.time_before
     touched = [
@@ -376,17 +376,17 @@ def _block_begins(problem: Problem, through_collectives: list[set[int]]) -> Ints
     collective of another (the sets).
     """
     kernels = problem.kernels or (-1,) * problem.num_nodes
-    mine = [kernels[node] for node in problem.compute_order]
+    kernel_of = [kernels[node] for node in problem.compute_order]
     begins: list[int] = []
-    for k in range(len(mine)):
+    for k in range(len(kernel_of)):
         if (
             not k
-            or mine[k] < 0
-            or mine[k] != mine[k - 1]
+            or kernel_of[k] < 0
+            or kernel_of[k] != kernel_of[k - 1]
             or any(j >= begins[-1] for j in through_collectives[k])
         ):
             begins.append(k)
-    return np.array([*begins, len(mine)], dtype=np.int64)
+    return np.array([*begins, len(kernel_of)], dtype=np.int64)
 
 
 def _needed(problem: Problem, behind: _Behind) -> tuple[Ints, Ints]:

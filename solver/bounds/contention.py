@@ -51,7 +51,10 @@ def shared_bound(instance: Instance, *, in_order: bool) -> TimeBound:
     everything = np.arange(len(arrays.kind))
     work = int(arrays.compute_ticks.sum()) + work_bound(instance, least_work(instance), everything)
     found = [TimeBound(ticks=0, source=BoundSource.CONTENTION)]
-    busy = max((transfer_bound(instance, mine) for mine in _of_each_stream(arrays)), default=0)
+    busy = max(
+        (transfer_bound(instance, collectives) for collectives in _of_each_stream(arrays)),
+        default=0,
+    )
     for link, name in enumerate(contention.links if contention else ()):
         users = _users(shares, link)
         if len(set(arrays.stream[everything[np.isin(arrays.stream, users)]].tolist())) < 2:
@@ -76,9 +79,9 @@ def shared_bound(instance: Instance, *, in_order: bool) -> TimeBound:
 
 def _of_each_stream(arrays: ProblemArrays) -> list[Ints]:
     return [
-        mine
+        collectives
         for stream in range(arrays.num_streams)
-        if len(mine := np.nonzero(arrays.stream == stream)[0])
+        if len(collectives := np.nonzero(arrays.stream == stream)[0])
     ]
 
 
@@ -190,13 +193,13 @@ def _tails(instance: Instance, num_compute: int) -> list[tuple[int, int]]:
     found = [(num_compute, 0)]
     moving = np.nonzero(arrays.reductions)[0]
     for stream in range(arrays.num_streams):
-        mine = moving[arrays.stream[moving] == stream]
-        mine = mine[np.argsort(-arrays.ready_slot[mine], kind="stable")]
-        for i in range(min(len(mine), _TAILS)):
+        on_stream = moving[arrays.stream[moving] == stream]
+        on_stream = on_stream[np.argsort(-arrays.ready_slot[on_stream], kind="stable")]
+        for i in range(min(len(on_stream), _TAILS)):
             found.append(
                 (
-                    int(arrays.ready_slot[mine[i]]),
-                    transfer_bound(instance, mine[: i + 1]),
+                    int(arrays.ready_slot[on_stream[i]]),
+                    transfer_bound(instance, on_stream[: i + 1]),
                 )
             )
     return found

@@ -119,15 +119,15 @@ def _in_closed_groups(instance: Instance, costs: Costs) -> Costs:
     arrays = instance.arrays
     copy_in, rate = costs.copy_in.copy(), costs.rate.copy()
     for number in np.unique(arrays.group[arrays.closed]):
-        mine = np.nonzero(arrays.group == number)[0]
-        key = instance.problem.keys[int(arrays.key[mine[0]])]
-        copied, size = arrays.copied_bytes[mine], arrays.size_bytes[mine]
-        copy_in[mine] = (
+        members = np.nonzero(arrays.group == number)[0]
+        key = instance.problem.keys[int(arrays.key[members[0]])]
+        copied, size = arrays.copied_bytes[members], arrays.size_bytes[members]
+        copy_in[members] = (
             (instance.problem.copy_price(int(copied.sum())) + key.launch_ticks)
             * copied
             / max(int(copied.sum()), 1)
         )
-        rate[mine] = key.price(int(size.sum())) * size / max(int(size.sum()), 1)
+        rate[members] = key.price(int(size.sum())) * size / max(int(size.sum()), 1)
     return replace(costs, copy_in=copy_in, rate=rate)
 
 
@@ -168,16 +168,18 @@ def _rows(arrays: ProblemArrays, c: Costs) -> list[Row]:
     after = before[-1] - before
     gathers, reductions = arrays.gathers, arrays.reductions
     for stream in range(arrays.num_streams):
-        here = arrays.stream == stream
-        if not here.any():
+        on_stream = arrays.stream == stream
+        if not on_stream.any():
             continue
-        head = before[np.minimum(arrays.ready_slot[here], num_compute)].min()
-        tail = after[np.minimum(arrays.need_slot[here], num_compute)].min()
-        rows.append(Row(head + tail, np.where(here, c.transfer, 0.0), np.where(here, c.rate, 0.0)))
-        for k in _sample(arrays.need_slot[here & gathers]):
-            rows.append(_gathers_row(arrays, c, here & gathers, reductions, int(k), after))
-        for k in _sample(arrays.ready_slot[here & reductions]):
-            rows.append(_reductions_row(arrays, c, here & reductions, int(k), before))
+        head = before[np.minimum(arrays.ready_slot[on_stream], num_compute)].min()
+        tail = after[np.minimum(arrays.need_slot[on_stream], num_compute)].min()
+        rows.append(
+            Row(head + tail, np.where(on_stream, c.transfer, 0.0), np.where(on_stream, c.rate, 0.0))
+        )
+        for k in _sample(arrays.need_slot[on_stream & gathers]):
+            rows.append(_gathers_row(arrays, c, on_stream & gathers, reductions, int(k), after))
+        for k in _sample(arrays.ready_slot[on_stream & reductions]):
+            rows.append(_reductions_row(arrays, c, on_stream & reductions, int(k), before))
     return rows
 
 

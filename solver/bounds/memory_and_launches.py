@@ -135,9 +135,9 @@ def launches_bound(instance: Instance, limit_ticks: int) -> int:
     weights, shares = _weights(forced, excess, change, least, most, extra)
     total = float(weights @ excess)
     for k in keys:
-        mine = np.nonzero(forced.key == k)[0]
-        together = mine[forced.bucketable[mine]]
-        total += (1 - shares[k]) * least[k] + shares[k] * len(mine)
+        of_key = np.nonzero(forced.key == k)[0]
+        together = of_key[forced.bucketable[of_key]]
+        total += (1 - shares[k]) * least[k] + shares[k] * len(of_key)
         if most[k] > 1:
             price = (shares[k] + weights[0] * extra[k]) / most[k]
             total += float(np.minimum(weights @ change[:, together] - shares[k] + price, 0.0).sum())
@@ -155,9 +155,9 @@ def _least_of_key(
     chains and sizes of ``key`` force.
     """
     caps = instance.caps
-    mine = np.nonzero(arrays.key == key)[0]
-    together = mine[arrays.bucketable[mine]]
-    num_alone = len(mine) - len(together)
+    of_key = np.nonzero(arrays.key == key)[0]
+    together = of_key[arrays.bucketable[of_key]]
+    num_alone = len(of_key) - len(together)
     if not len(together):
         return num_alone
     done_by = (
@@ -179,8 +179,8 @@ def _least_of_key(
     return num_alone + max(counts)
 
 
-def _chained_buckets(instance: Instance, limit_ticks: int, reached: Ints, mine: Ints) -> int:
-    """(L3) Return how many launches ``mine``, of one key, need.
+def _chained_buckets(instance: Instance, limit_ticks: int, reached: Ints, collectives: Ints) -> int:
+    """(L3) Return how many launches ``collectives``, of one key, need.
 
     Gathers go by node k of their need, with D_k ticks for all transfers up to the one needed there.
     Reductions go by slot from the last one back, with Z - R_g ticks from there on.
@@ -190,14 +190,20 @@ def _chained_buckets(instance: Instance, limit_ticks: int, reached: Ints, mine: 
     free = np.full(num_compute + 1, np.inf)
     if caps.memory_cap_bytes is not None:
         free = (caps.memory_cap_bytes - least_live_bytes(arrays)).astype(np.float64)
-    if bool(((arrays.need_slot[mine] < num_compute) & (arrays.kind[mine] == ALL_GATHER)).all()):
-        place = arrays.need_slot[mine]
-        held = np.where([holds_output(arrays, int(c)) for c in mine], arrays.output_bytes[mine], 0)
+    if bool(
+        (
+            (arrays.need_slot[collectives] < num_compute) & (arrays.kind[collectives] == ALL_GATHER)
+        ).all()
+    ):
+        place = arrays.need_slot[collectives]
+        held = np.where(
+            [holds_output(arrays, int(c)) for c in collectives], arrays.output_bytes[collectives], 0
+        )
         at = np.unique(place)
         ticks, room = limit_ticks - arrays.time_after[at], free[at]
         rank = np.searchsorted(at, place)
-    elif bool((arrays.need_slot[mine] >= num_compute).all()):
-        place, held = arrays.ready_slot[mine], _held_inputs(arrays, mine)
+    elif bool((arrays.need_slot[collectives] >= num_compute).all()):
+        place, held = arrays.ready_slot[collectives], _held_inputs(arrays, collectives)
         at = np.unique(place)[::-1]
         ticks, room = (
             limit_ticks - reached[at],
@@ -207,9 +213,9 @@ def _chained_buckets(instance: Instance, limit_ticks: int, reached: Ints, mine: 
     else:
         return 1
     size_of, held_of = np.zeros(len(at)), np.zeros(len(at))
-    np.add.at(size_of, rank, arrays.size_bytes[mine])
+    np.add.at(size_of, rank, arrays.size_bytes[collectives])
     np.add.at(held_of, rank, held)
-    sizes = arrays.size_bytes[mine]
+    sizes = arrays.size_bytes[collectives]
     largest = float(
         sizes.sum()
         if caps.bucket_cap_bytes is None
@@ -220,19 +226,19 @@ def _chained_buckets(instance: Instance, limit_ticks: int, reached: Ints, mine: 
         np.cumsum(held_of),
         ticks,
         room,
-        _below(instance.problem.keys[int(arrays.key[mine[0]])].price),
+        _below(instance.problem.keys[int(arrays.key[collectives[0]])].price),
         largest,
     )
 
 
-def _held_inputs(arrays: ProblemArrays, mine: Ints) -> Ints:
-    """Return the bytes of the input of each of ``mine`` that its launch alone keeps alive behind
+def _held_inputs(arrays: ProblemArrays, collectives: Ints) -> Ints:
+    """Return the bytes of the input of each of ``collectives`` that its launch alone keeps alive behind
     the compute node that makes it.
     """
-    s = arrays.input_storage[mine]
+    s = arrays.input_storage[collectives]
     known = (s >= 0) & (np.bincount(s[s >= 0], minlength=len(arrays.storage_bytes) + 1)[s] == 1)
     known &= (arrays.storage_birth_compute[s] >= 0) & (
-        arrays.storage_last_compute[s] < arrays.ready_slot[mine]
+        arrays.storage_last_compute[s] < arrays.ready_slot[collectives]
     )
     held: Ints = np.where(known, arrays.storage_bytes[s], 0)
     return held
@@ -321,15 +327,15 @@ def _longest_chain(arrays: ProblemArrays, key: int) -> int:
 
 def _most_members(arrays: ProblemArrays, caps: Caps, key: int) -> int:
     """Return the most members that a bucket of ``key`` can have."""
-    mine = np.nonzero((arrays.key == key) & arrays.bucketable)[0]
-    if not len(mine):
+    of_key = np.nonzero((arrays.key == key) & arrays.bucketable)[0]
+    if not len(of_key):
         return 1
-    counts = [_deepest(arrays.ready_slot[mine], arrays.need_slot[mine])]
+    counts = [_deepest(arrays.ready_slot[of_key], arrays.need_slot[of_key])]
     if caps.max_topo_span is not None:
         counts.append(
-            _deepest(arrays.start_rank[mine], arrays.start_rank[mine] + caps.max_topo_span)
+            _deepest(arrays.start_rank[of_key], arrays.start_rank[of_key] + caps.max_topo_span)
         )
-    for sizes, cap in _capped(arrays, caps, mine):
+    for sizes, cap in _capped(arrays, caps, of_key):
         counts.append(int(np.searchsorted(np.cumsum(np.sort(sizes)), cap, side="right")))
     return max(min(counts), 1)
 

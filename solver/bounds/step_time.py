@@ -115,9 +115,9 @@ def work_bound(instance: Instance, work: Ints, collectives: Ints) -> int:
     """
     total = 0
     for key in np.unique(instance.arrays.key[collectives]):
-        mine = collectives[instance.arrays.key[collectives] == key]
+        of_key = collectives[instance.arrays.key[collectives] == key]
         total += _work_of_key(
-            instance, int(work[mine].sum()), int(_alone(instance, mine).sum()), mine
+            instance, int(work[of_key].sum()), int(_alone(instance, of_key).sum()), of_key
         )
     return total
 
@@ -133,12 +133,14 @@ def copy_rest(problem: Problem) -> int:
     )
 
 
-def _work_of_key(instance: Instance, shared: int, alone: int, mine: Ints) -> int:
-    if not instance.arrays.bucketable[mine].any():
+def _work_of_key(instance: Instance, shared: int, alone: int, collectives: Ints) -> int:
+    if not instance.arrays.bucketable[collectives].any():
         return alone
     return min(
         alone,
-        shared + int(instance.arrays.bucket_launch_ticks[mine[0]]) + copy_rest(instance.problem),
+        shared
+        + int(instance.arrays.bucket_launch_ticks[collectives[0]])
+        + copy_rest(instance.problem),
     )
 
 
@@ -156,9 +158,9 @@ def transfer_bound(instance: Instance, collectives: Ints) -> int:
     arrays = instance.arrays
     total = 0
     for key in np.unique(arrays.key[collectives]):
-        mine = collectives[arrays.key[collectives] == key]
-        together = mine[arrays.bucketable[mine]]
-        total += int(arrays.transfer_ticks[mine[~arrays.bucketable[mine]]].sum())
+        of_key = collectives[arrays.key[collectives] == key]
+        together = of_key[arrays.bucketable[of_key]]
+        total += int(arrays.transfer_ticks[of_key[~arrays.bucketable[of_key]]].sum())
         if len(together):
             total += _shared(
                 instance.problem.keys[key].price,
@@ -202,9 +204,9 @@ def _begins(instance: Instance, work: Ints) -> tuple[Ints, Ints, list[str]]:
     why: list[str] = [BoundSource.COMPUTE] * (num_compute + 1)
     moving = np.nonzero(arrays.gathers)[0]
     for stream in range(arrays.num_streams):
-        mine = moving[arrays.stream[moving] == stream]
-        mine = mine[np.argsort(arrays.need_slot[mine], kind="stable")]
-        for slot, load in _prefix_loads(instance, mine):
+        on_stream = moving[arrays.stream[moving] == stream]
+        on_stream = on_stream[np.argsort(arrays.need_slot[on_stream], kind="stable")]
+        for slot, load in _prefix_loads(instance, on_stream):
             if load > floor[slot]:
                 floor[slot], why[slot] = load, f"gathers of group {problem.streams[stream]}"
     by_need: dict[int, list[int]] = {}
@@ -241,7 +243,7 @@ def earliest(instance: Instance) -> tuple[Ints, Ints]:
     return _begins(instance, least_work(instance))[:2]
 
 
-def _prefix_loads(instance: Instance, mine: Ints) -> list[tuple[int, int]]:
+def _prefix_loads(instance: Instance, collectives: Ints) -> list[tuple[int, int]]:
     """Return (slot, L of the gathers needed at or before it) for each slot where one is needed;
     linear in the gathers.
     """
@@ -250,7 +252,7 @@ def _prefix_loads(instance: Instance, mine: Ints) -> list[tuple[int, int]]:
     size: dict[int, int] = {}
     alone: dict[int, int] = {}
     fixed = 0
-    for i, c in enumerate(mine):
+    for i, c in enumerate(collectives):
         key = int(arrays.key[c])
         if arrays.bucketable[c]:
             size[key] = size.get(key, 0) + int(arrays.size_bytes[c])
@@ -258,22 +260,24 @@ def _prefix_loads(instance: Instance, mine: Ints) -> list[tuple[int, int]]:
         else:
             fixed += int(arrays.transfer_ticks[c])
         slot = int(arrays.need_slot[c])
-        if i + 1 == len(mine) or arrays.need_slot[mine[i + 1]] != slot:
+        if i + 1 == len(collectives) or arrays.need_slot[collectives[i + 1]] != slot:
             load = fixed
             for k, total in size.items():
                 price = instance.problem.keys[k].price
                 largest = (
                     total
                     if instance.caps.bucket_cap_bytes is None
-                    else min(total, max(instance.caps.bucket_cap_bytes, _largest(arrays, mine, k)))
+                    else min(
+                        total, max(instance.caps.bucket_cap_bytes, _largest(arrays, collectives, k))
+                    )
                 )
                 load += max(alone[k], int(total * least_rate(price, largest)))
             loads.append((slot, load))
     return loads
 
 
-def _largest(arrays: ProblemArrays, mine: Ints, key: int) -> int:
-    return int(arrays.size_bytes[mine[arrays.key[mine] == key]].max())
+def _largest(arrays: ProblemArrays, collectives: Ints, key: int) -> int:
+    return int(arrays.size_bytes[collectives[arrays.key[collectives] == key]].max())
 
 
 def least_launch(instance: Instance) -> Ints:
@@ -316,12 +320,12 @@ def _followed_by_compute(
         (arrays.need_slot >= num_compute) & ((arrays.kind != ALL_GATHER) | arrays.on_path)
     )[0]
     for key in np.unique(arrays.key[reductions]):
-        mine = reductions[arrays.key[reductions] == key]
-        shared = _ready_after(arrays, mine, work[mine])
-        alone = _ready_after(arrays, mine, _alone(instance, mine))
+        of_key = reductions[arrays.key[reductions] == key]
+        shared = _ready_after(arrays, of_key, work[of_key])
+        alone = _ready_after(arrays, of_key, _alone(instance, of_key))
         fixed = (
-            int(arrays.bucket_launch_ticks[mine[0]]) + copy_rest(instance.problem)
-            if arrays.bucketable[mine].any()
+            int(arrays.bucket_launch_ticks[of_key[0]]) + copy_rest(instance.problem)
+            if arrays.bucketable[of_key].any()
             else 0
         )
         later += np.where(alone > 0, np.minimum(alone, shared + fixed), 0)
@@ -330,12 +334,12 @@ def _followed_by_compute(
     return k, int(totals[k])
 
 
-def _ready_after(arrays: ProblemArrays, mine: Ints, ticks: Ints) -> Ints:
+def _ready_after(arrays: ProblemArrays, collectives: Ints, ticks: Ints) -> Ints:
     """Return for each k the sum of ``ticks`` of collectives ready at slot k+1 or later: launched
     after compute node k.
     """
     at = np.zeros(len(arrays.compute_ticks) + 2, dtype=np.int64)
-    np.add.at(at, arrays.ready_slot[mine], ticks)
+    np.add.at(at, arrays.ready_slot[collectives], ticks)
     after: Ints = np.cumsum(at[::-1])[::-1][1:]
     return after
 
@@ -356,34 +360,34 @@ def _tails(
     np.add.at(steps, arrays.need_slot[needed] + 1, (work - arrays.epilogue_ticks)[needed])
     done = np.cumsum(steps)  # done[k]: work that is behind when slot k is reached
     for stream in range(arrays.num_streams):
-        mine = moving[arrays.stream[moving] == stream]
-        mine = mine[np.argsort(-arrays.ready_slot[mine], kind="stable")]
+        on_stream = moving[arrays.stream[moving] == stream]
+        on_stream = on_stream[np.argsort(-arrays.ready_slot[on_stream], kind="stable")]
         bytes_ticks = np.array(
             [
                 arrays.size_bytes[c] * least_slope(problem.keys[int(arrays.key[c])].price)
-                for c in mine
+                for c in on_stream
             ]
         ).astype(np.int64)
         copies = np.where(
-            arrays.kind[mine] == ALL_GATHER, arrays.copy_out_ticks[mine], 0
+            arrays.kind[on_stream] == ALL_GATHER, arrays.copy_out_ticks[on_stream], 0
         )  # may run during the last transfer
         either = np.minimum(
-            np.maximum(work[mine] - arrays.epilogue_ticks[mine] - copies, 0), bytes_ticks
+            np.maximum(work[on_stream] - arrays.epilogue_ticks[on_stream] - copies, 0), bytes_ticks
         )
-        for i in range(len(mine)):
-            slot = arrays.ready_slot[mine[i]]
-            if (i + 1 < len(mine) and arrays.ready_slot[mine[i + 1]] == slot) or (
-                i >= _TAIL_TERMS and i + 1 < len(mine)
+        for i in range(len(on_stream)):
+            slot = arrays.ready_slot[on_stream[i]]
+            if (i + 1 < len(on_stream) and arrays.ready_slot[on_stream[i + 1]] == slot) or (
+                i >= _TAIL_TERMS and i + 1 < len(on_stream)
             ):
                 continue
-            load = transfer_bound(instance, mine[: i + 1])
+            load = transfer_bound(instance, on_stream[: i + 1])
             where = f"tail of group {problem.streams[stream]}"
             bounds.append(
                 TimeBound(
                     ticks=int(reached[slot]) + load, source=f"{source[max(slot - 1, 0)]} + {where}"
                 )
             )
-            largest = int(arrays.transfer_ticks[mine[: i + 1]].max())
+            largest = int(arrays.transfer_ticks[on_stream[: i + 1]].max())
             bounds.append(
                 TimeBound(
                     ticks=int(done[slot]) + largest - 1 + int(either[i + 1 :].sum()),
@@ -414,10 +418,10 @@ def _streams(instance: Instance, work: Ints, compute_after: Ints) -> list[TimeBo
     num_compute = len(arrays.compute_ticks)
     reached = arrays.time_before
     for stream in range(arrays.num_streams):
-        mine = np.nonzero(arrays.stream == stream)[0]
-        head = int(reached[np.minimum(arrays.ready_slot[mine], num_compute)].min())
-        tail = int(compute_after[np.minimum(arrays.need_slot[mine], num_compute)].min())
-        load = transfer_bound(instance, mine)
+        on_stream = np.nonzero(arrays.stream == stream)[0]
+        head = int(reached[np.minimum(arrays.ready_slot[on_stream], num_compute)].min())
+        tail = int(compute_after[np.minimum(arrays.need_slot[on_stream], num_compute)].min())
+        load = transfer_bound(instance, on_stream)
         bounds.append(
             TimeBound(
                 ticks=head + load + tail,

@@ -155,10 +155,12 @@ def _stream_rows(
     rows = []
     loads, left = _loads(again), _loads(kept)
     for stream, group in enumerate(again.problem.streams):
-        mine = again.arrays.stream == stream
-        there = [s for s, name in enumerate(kept.problem.streams) if name == group]
-        fixed = float(left[kept.arrays.stream == there[0]].sum()) if there else 0.0
-        values = tuple(sum(float(loads[c]) for c in item.collectives if mine[c]) for item in items)
+        on_stream = again.arrays.stream == stream
+        kept_streams = [s for s, name in enumerate(kept.problem.streams) if name == group]
+        fixed = float(left[kept.arrays.stream == kept_streams[0]].sum()) if kept_streams else 0.0
+        values = tuple(
+            sum(float(loads[c]) for c in item.collectives if on_stream[c]) for item in items
+        )
         rows.append((f"stream of group {group}", fixed, values))
     return rows
 
@@ -170,13 +172,13 @@ def _loads(instance: Instance) -> "np.ndarray[tuple[int], np.dtype[np.float64]]"
     problem, caps, arrays = instance.problem, instance.caps, instance.arrays
     loads = np.zeros(len(problem.collectives))
     for k, key in enumerate(problem.keys):
-        mine = [c for c, one in enumerate(problem.collectives) if one.key == k]
-        sizes = [problem.collectives[c].size_bytes for c in mine]
+        of_key = [c for c, one in enumerate(problem.collectives) if one.key == k]
+        sizes = [problem.collectives[c].size_bytes for c in of_key]
         largest = sum(sizes)
         if caps.bucket_cap_bytes is not None:
             largest = min(largest, max(caps.bucket_cap_bytes, max(sizes, default=0)))
         rate = least_rate(key.price, largest)
-        for c, size in zip(mine, sizes, strict=True):
+        for c, size in zip(of_key, sizes, strict=True):
             alone = float(arrays.transfer_ticks[c])
             loads[c] = size * rate if arrays.bucketable[c] else alone
     return loads

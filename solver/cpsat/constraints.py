@@ -358,22 +358,26 @@ def _stand_together(v: Variables, c: int, h: int) -> None:
     """Prologue, start, wait and epilogue of ``c`` in the coalesced bucket of ``h``; waits of
     reductions are placed anyway.
     """
-    k, here = v.arrays, v.carried[c, h]
+    k, in_bucket = v.arrays, v.carried[c, h]
     sooner = [d for d in v.members(h) if d < c]
     unit, waited = v.units[StepKind.START, h], v.units[StepKind.WAIT, h]
-    v.model.add(v.attached_position[int(k.attached_of_start[c])] == unit.last).only_enforce_if(here)
+    v.model.add(v.attached_position[int(k.attached_of_start[c])] == unit.last).only_enforce_if(
+        in_bucket
+    )
     before = sum(v.joins[d, h] * _prologue(v, d)[0] for d in sooner)
     for i, f in enumerate(k.prologue_of(c)):
-        v.model.add(v.attached_position[int(f)] == unit.first + before + i).only_enforce_if(here)
+        v.model.add(v.attached_position[int(f)] == unit.first + before + i).only_enforce_if(
+            in_bucket
+        )
     if v.gathers(c):
         v.model.add(
             v.attached_position[int(k.attached_of_wait[c])] == waited.first
-        ).only_enforce_if(here)
+        ).only_enforce_if(in_bucket)
         before = sum(v.joins[d, h] * _epilogue(v, d)[0] for d in sooner)
         for i, f in enumerate(k.epilogue_of(c)):
             v.model.add(
                 v.attached_position[int(f)] == waited.first + 1 + before + i
-            ).only_enforce_if(here)
+            ).only_enforce_if(in_bucket)
 
 
 def _stand_in(

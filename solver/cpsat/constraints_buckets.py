@@ -54,11 +54,11 @@ def _at_least_price(
     for k, (low, high) in enumerate(zip(curve.size_bytes, curve.size_bytes[1:], strict=False)):
         if low > largest:
             break
-        here = v.model.new_bool_var(f"piece[{h},{k}]")
-        pieces.append(here)
-        v.model.add(total >= low).only_enforce_if(here)
+        on_piece = v.model.new_bool_var(f"piece[{h},{k}]")
+        pieces.append(on_piece)
+        v.model.add(total >= low).only_enforce_if(on_piece)
         if k < last:
-            v.model.add(total <= high).only_enforce_if(here)
+            v.model.add(total <= high).only_enforce_if(on_piece)
         rise, run = curve.price_ticks[k + 1] - curve.price_ticks[k], high - low
         while (
             run * max(v.horizon_ticks, 1) > _EXACT_PRODUCT
@@ -68,7 +68,7 @@ def _at_least_price(
         for form, price in prices:
             v.model.add(
                 price * run >= curve.price_ticks[k] * run + (total - low) * rise
-            ).only_enforce_if(here, form)
+            ).only_enforce_if(on_piece, form)
     v.model.add_exactly_one(pieces)
 
 

@@ -85,8 +85,8 @@ class FeasibilityOracle:
             self.options
         )
         if exact.program is not None:
-            there = self.instance if orders is None else orders.in_order(exact.order)
-            return True, score(self.problem, "", expand(there, exact.program), caps)
+            ordered = self.instance if orders is None else orders.in_order(exact.order)
+            return True, score(self.problem, "", expand(ordered, exact.program), caps)
         if exact.infeasible and not normal_form_is_all(self.problem, caps):
             exact = floated_model(self.instance.within(caps)).any_schedule(self.options)
         return False if exact.infeasible else None, None

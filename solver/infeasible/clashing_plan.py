@@ -34,11 +34,15 @@ def _groups(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
         if collective.restriction.group is not None:
             members.setdefault(collective.restriction.group, []).append(c)
     for group in members.values():
-        mine = [problem.collectives[c] for c in group]
-        starts = [c.start for c in mine]
+        in_group = [problem.collectives[c] for c in group]
+        starts = [c.start for c in in_group]
         for cap, value, what in (
-            ("bucket_cap_bytes", sum(c.size_bytes for c in mine), "bytes in one bucket"),
-            ("in_flight_cap_bytes", sum(c.output_bytes for c in mine), "bytes in flight at once"),
+            ("bucket_cap_bytes", sum(c.size_bytes for c in in_group), "bytes in one bucket"),
+            (
+                "in_flight_cap_bytes",
+                sum(c.output_bytes for c in in_group),
+                "bytes in flight at once",
+            ),
             ("max_topo_span", max(starts) - min(starts), "ranks in one bucket"),
         ):
             limit = getattr(caps, cap)
@@ -46,7 +50,7 @@ def _groups(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
                 yield PlanClash(
                     cap=cap,
                     least=value,
-                    nodes=tuple(problem.node_names[c.start] for c in mine),
+                    nodes=tuple(problem.node_names[c.start] for c in in_group),
                     message=(
                         f"the plan wants {value} {what}, more than {cap} of {limit}:"
                         f" {_rules(problem, group)}"
@@ -86,16 +90,16 @@ def _mates(problem: Problem, c: int) -> Iterator[int]:
     """Yield the collectives that may share the launch of ``c``, itself included, as far as the plan
     says.
     """
-    mine = problem.collectives[c]
+    one = problem.collectives[c]
     for d, other in enumerate(problem.collectives):
         one_group = (
-            mine.restriction.group is not None and mine.restriction.group == other.restriction.group
+            one.restriction.group is not None and one.restriction.group == other.restriction.group
         )
-        may = mine.key == other.key and mine.may_share and other.may_share
+        may = one.key == other.key and one.may_share and other.may_share
         if (
             d == c
             or one_group
-            or (may and not mine.restriction.closed and not other.restriction.closed)
+            or (may and not one.restriction.closed and not other.restriction.closed)
         ):
             yield d
 

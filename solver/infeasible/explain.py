@@ -46,7 +46,7 @@ def explain(instance: Instance, options: SolveOptions) -> Infeasibility:
     sentences = []
     for clash in found:
         by_plan = planned.get(clash[0]) if len(clash) == 1 else None
-        sentences.append(by_plan.message if by_plan else _told(caps, clash, relaxed, proven))
+        sentences.append(by_plan.message if by_plan else _clash_text(caps, clash, relaxed, proven))
         nodes += by_plan.nodes[:_NODES_NAMED] if by_plan else ()
     if not found:
         sentences.append("no schedule was found that keeps the plan")
@@ -64,7 +64,7 @@ def explain(instance: Instance, options: SolveOptions) -> Infeasibility:
     )
 
 
-def _told(caps: Caps, clash: Clash, relaxed: tuple[Relaxation, ...], proven: bool) -> str:
+def _clash_text(caps: Caps, clash: Clash, relaxed: tuple[Relaxation, ...], proven: bool) -> str:
     """Return one clash in words."""
     if len(clash) > 1:
         words = [f"{_WORDS[name]} of {_show(name, getattr(caps, name))}" for name in clash]

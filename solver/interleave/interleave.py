@@ -110,10 +110,10 @@ def _solved(problem: Problem, caps: Caps, options: SolveOptions, merge: Merge) -
     chain; where a node is further than the cap, half of it is surely near enough.
     """
     order = merged(problem, merge)
-    there = permuted(problem, order)
+    reordered = permuted(problem, order)
     moves = caps.max_compute_move
     for most in (moves,) if moves is None else (moves, moves // 2):
-        result = solve(there, replace(caps, max_compute_move=most), options)
+        result = solve(reordered, replace(caps, max_compute_move=most), options)
         if result.best is None:
             return []
         scored = score(problem, "apsched", brought_back(problem, order, result.best.schedule), caps)

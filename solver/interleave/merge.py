@@ -86,12 +86,12 @@ def units_of(problem: Problem, *, stretches: bool) -> list[list[list[int]]]:
                 else:
                     units[-1].append(node)
                 continue
-            mine = problem.kernels[node] if problem.kernels else -1
-            if not units or (behind_wait if stretches else mine < 0 or mine != kernel):
+            own_kernel = problem.kernels[node] if problem.kernels else -1
+            if not units or (behind_wait if stretches else own_kernel < 0 or own_kernel != kernel):
                 units.append([])
             units[-1] += [*waiting, node]
             waiting.clear()
-            behind_wait, kernel = False, mine
+            behind_wait, kernel = False, own_kernel
         if units:
             units[-1] += waiting
         found.append(units or [[*waiting]])
@@ -136,7 +136,7 @@ class _Clock:
         """Units of each chain that have run."""
         self.ready = [0] * len(chains)
         """When the next unit of each chain may run."""
-        self._there: dict[int, int] = {}
+        self._available_ticks: dict[int, int] = {}
         """When the result of a node is there, where that is not at once."""
         self._free = [0] * len(problem.streams)
         self._on_path = {
@@ -158,7 +158,7 @@ class _Clock:
             unit = self.chains[chain][self.done[chain]]
             self._walk(unit, computes=False)
             inputs = {p for node in unit for p in self.problem.predecessors[node]}
-            self.ready[chain] = max((self._there.get(p, 0) for p in inputs), default=0)
+            self.ready[chain] = max((self._available_ticks.get(p, 0) for p in inputs), default=0)
 
     def _walk(self, unit: list[int], *, computes: bool) -> None:
         begun = False
@@ -169,19 +169,22 @@ class _Clock:
                 return
             if not begun and computes:
                 continue
-            there = max((self._there.get(p, 0) for p in self.problem.predecessors[node]), default=0)
+            available_ticks = max(
+                (self._available_ticks.get(p, 0) for p in self.problem.predecessors[node]),
+                default=0,
+            )
             collective = self._on_path.get(node)
             if is_compute:
                 self.now += self.problem.duration_ticks[node]
-                there = 0
+                available_ticks = 0
             elif collective is not None and node == collective.start:
                 key = self.problem.keys[collective.key]
-                there = max(self.now, there, self._free[key.stream]) + key.price(
-                    collective.size_bytes
-                )
-                self._free[key.stream] = there
-            if there:
-                self._there[node] = there
+                available_ticks = max(
+                    self.now, available_ticks, self._free[key.stream]
+                ) + key.price(collective.size_bytes)
+                self._free[key.stream] = available_ticks
+            if available_ticks:
+                self._available_ticks[node] = available_ticks
 
 
 def _by_clock(

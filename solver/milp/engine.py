@@ -91,8 +91,8 @@ class Engine:
                     f"the PuLP solver {self.name} failed on a model of {model.numConstraints()}"
                     f" rows: {error}"
                 ) from error
-            said = log.read_text(errors="replace") if log.exists() else ""
-        return self._answer(model, said, relaxed)
+            log_text = log.read_text(errors="replace") if log.exists() else ""
+        return self._answer(model, log_text, relaxed)
 
     def _solver(self, relaxed: bool, left: float | None, log: Path) -> pulp.LpSolver:
         common = {"msg": False, "mip": not relaxed, "timeLimit": left}
@@ -102,9 +102,9 @@ class Engine:
             )
         return pulp.getSolver(self.name, **common)
 
-    def _answer(self, model: pulp.LpProblem, said: str, relaxed: bool) -> Answer:
+    def _answer(self, model: pulp.LpProblem, log_text: str, relaxed: bool) -> Answer:
         objective = float(pulp.value(model.objective) or 0.0)
-        proven = _CBC_BOUND.findall(said)
+        proven = _CBC_BOUND.findall(log_text)
         if model.sol_status == pulp.LpSolutionOptimal:
             return Answer(status="optimal", bound=objective)
         if model.status == pulp.LpStatusInfeasible:

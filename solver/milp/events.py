@@ -201,10 +201,10 @@ class _Draft:
         """Launches and waits stand between the compute nodes that the user's plan says."""
         num_compute = len(self.problem.compute_order)
         for c, collective in enumerate(self.problem.collectives):
-            asked = collective.restriction
+            restriction = collective.restriction
             for first, last, slots in (
-                (self.take[c], self.start[c], asked.start_slots),
-                (self.wait[c], self.wait[c], asked.wait_slots),
+                (self.take[c], self.start[c], restriction.start_slots),
+                (self.wait[c], self.wait[c], restriction.wait_slots),
             ):
                 if slots is not None and slots[0] > 0:
                     self.strict[self.num_units + slots[0] - 1] |= 1 << first

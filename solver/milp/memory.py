@@ -186,22 +186,23 @@ def _buffers(order: Order) -> Iterator[tuple[list[tuple[int, int]], Life]]:
     """
     events, problem = order.events, order.events.problem
     for h in range(len(problem.collectives)):
-        mine = [
+        of_bucket = [
             (b, column)
             for b, column in enumerate(events.columns)
             if column.members[0] == h and len(column.members) > 1
         ]
-        if not mine:
+        if not of_bucket:
             continue
-        outputs = [(b, column.output_bytes) for b, column in mine]
+        outputs = [(b, column.output_bytes) for b, column in of_bucket]
         take, start = (
             Spot(events.take[h], problem.num_nodes),
             Spot(events.start[h], problem.num_nodes),
         )
         wait = Spot(events.wait[h], WAIT_RANK)
-        members = sorted({c for _, column in mine for c in column.members})
+        members = sorted({c for _, column in of_bucket for c in column.members})
         holds = {
-            c: order.sum_of((b, 1.0) for b, column in mine if c in column.members) for c in members
+            c: order.sum_of((b, 1.0) for b, column in of_bucket if c in column.members)
+            for c in members
         }
         uses: list[tuple[Spot, Linear | None]] = [(wait, None)]
         for c in members:
@@ -220,7 +221,7 @@ def _buffers(order: Order) -> Iterator[tuple[list[tuple[int, int]], Life]]:
             yield outputs, Life(births=(take,), uses=tuple(uses))
         else:
             yield (
-                [(b, column.input_bytes) for b, column in mine],
+                [(b, column.input_bytes) for b, column in of_bucket],
                 Life(births=(take,), uses=((wait, None),)),
             )
             yield outputs, Life(births=(start,), uses=tuple(uses))

@@ -66,8 +66,8 @@ def _membership(order: Order) -> None:
         for pair in combinations(column.members, 2):
             holding.setdefault(pair, []).append(chosen)
     for c in range(len(order.events.take)):
-        mine = [order.chosen[b] for b, column in enumerate(columns) if c in column.members]
-        order.model += pulp.lpSum(mine) == 1, f"membership_{c}"
+        chosen_with_c = [order.chosen[b] for b, column in enumerate(columns) if c in column.members]
+        order.model += pulp.lpSum(chosen_with_c) == 1, f"membership_{c}"
         order.alone.append(
             next(
                 (

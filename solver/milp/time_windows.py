@@ -102,18 +102,18 @@ def _least(events: Events) -> tuple[list[int], dict[int, int]]:
     for k, node in enumerate(events.problem.compute_order):
         work[events.compute_order(k)] = events.problem.duration_ticks[node]
     for c in range(len(events.take)):
-        mine = [column for column in events.columns if c in column.members]
+        with_c = [column for column in events.columns if c in column.members]
         for first, second, ticks in (
-            (events.take[c], events.start[c], [(b.take_ticks, b.launch_ticks) for b in mine]),
+            (events.take[c], events.start[c], [(b.take_ticks, b.launch_ticks) for b in with_c]),
             (
                 events.wait[c],
                 events.give[c],
-                [(b.wait_ticks, b.give_ticks[b.members.index(c)]) for b in mine],
+                [(b.wait_ticks, b.give_ticks[b.members.index(c)]) for b in with_c],
             ),
         ):
             if first == second:
                 work[first] = min(a + b for a, b in ticks)
             else:
                 work[first], work[second] = min(a for a, _ in ticks), min(b for _, b in ticks)
-        transfer[events.wait[c]] = min(column.transfer_ticks for column in mine)
+        transfer[events.wait[c]] = min(column.transfer_ticks for column in with_c)
     return work, transfer

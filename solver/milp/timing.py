@@ -79,12 +79,12 @@ def _compute_stream(order: Order, clock: Clock) -> None:
     events, when = order.events, clock.windows
     for c in range(len(events.take)):
         take, start, wait, give = events.take[c], events.start[c], events.wait[c], events.give[c]
-        mine = [(b, column) for b, column in enumerate(events.columns) if c in column.members]
-        at_take = order.sum_of((b, column.take_ticks / clock.scale) for b, column in mine)
-        launch = order.sum_of((b, column.launch_ticks / clock.scale) for b, column in mine)
-        at_wait = order.sum_of((b, column.wait_ticks / clock.scale) for b, column in mine)
+        with_c = [(b, column) for b, column in enumerate(events.columns) if c in column.members]
+        at_take = order.sum_of((b, column.take_ticks / clock.scale) for b, column in with_c)
+        launch = order.sum_of((b, column.launch_ticks / clock.scale) for b, column in with_c)
+        at_wait = order.sum_of((b, column.wait_ticks / clock.scale) for b, column in with_c)
         at_give = order.sum_of(
-            (b, column.give_ticks[column.members.index(c)] / clock.scale) for b, column in mine
+            (b, column.give_ticks[column.members.index(c)] / clock.scale) for b, column in with_c
         )
         works = [(take, at_take + launch)] if take == start else [(take, at_take), (start, launch)]
         works += [(wait, at_wait + at_give)] if wait == give else [(wait, at_wait), (give, at_give)]
@@ -132,15 +132,16 @@ def _transfers(order: Order, clock: Clock) -> list[pulp.LpVariable]:
         for c, u in enumerate(events.wait)
     ]
     for c in range(len(stream)):
-        mine = [(b, column) for b, column in enumerate(events.columns) if c in column.members]
+        with_c = [(b, column) for b, column in enumerate(events.columns) if c in column.members]
         order.model += begin[c] >= clock.end[events.start[c]], f"launched_{c}"
         order.model += end[c] >= begin[c] + order.sum_of(
-            (b, column.transfer_ticks / clock.scale) for b, column in mine
+            (b, column.transfer_ticks / clock.scale) for b, column in with_c
         )
-        after_wait = order.sum_of((b, column.wait_ticks / clock.scale) for b, column in mine)
+        after_wait = order.sum_of((b, column.wait_ticks / clock.scale) for b, column in with_c)
         if events.wait[c] == events.give[c]:
             after_wait += order.sum_of(
-                (b, column.give_ticks[column.members.index(c)] / clock.scale) for b, column in mine
+                (b, column.give_ticks[column.members.index(c)] / clock.scale)
+                for b, column in with_c
             )
         order.model += clock.end[events.wait[c]] >= end[c] + after_wait, f"waited_{c}"
         for d in range(len(stream)):

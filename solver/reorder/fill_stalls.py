@@ -318,12 +318,12 @@ def _filling(p: Precedence, u: Units, c: _Course, state: _State, i: int) -> int:
 @compiled
 def _has_results(p: Precedence, u: Units, block: int, state: _State) -> bool:
     """Whether all that ``block`` needs has been transferred."""
-    there = True
+    transferred = True
     for q in range(p.needs_begin[block], p.needs_begin[block + 1]):
         b = u.bucket_of[p.needs_list[q]]
         if not state.waited[b] and state.finish[b] > state.scalars[_CLOCK]:
-            there = False
-    return there
+            transferred = False
+    return transferred
 
 
 @compiled

@@ -49,12 +49,12 @@ def lower_peak(mover: ComputeMover, caps: Caps, enough_bytes: int) -> tuple[Lowe
         if least <= enough_bytes:
             break
         best: tuple[int, int, Ints, Floor] | None = None
-        for number, there in enumerate(_neighbours(mover, blocks, floor)):
-            if there.tobytes() in seen or not mover.is_near(there, caps):
+        for number, neighbour in enumerate(_neighbours(mover, blocks, floor)):
+            if neighbour.tobytes() in seen or not mover.is_near(neighbour, caps):
                 continue
-            found = _floor(mover, there, caps)
+            found = _floor(mover, neighbour, caps)
             if found is not None and (best is None or (found.peak_memory_bytes, number) < best[:2]):
-                best = found.peak_memory_bytes, number, there, found
+                best = found.peak_memory_bytes, number, neighbour, found
         if best is None or best[0] > floor.peak_memory_bytes:
             break
         _, _, blocks, floor = (

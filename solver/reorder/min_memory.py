@@ -81,11 +81,11 @@ def schedule_of_least_memory(
     )
     if mover is None or lower is None:
         return None if found.as_captured is None else expand(instance, found.as_captured)
-    there = mover.moved(lower.blocks)
+    reordered = mover.moved(lower.blocks)
     if lower.program is not None:
-        return expand(there, lower.program)
-    least = just_in_time(there.without_memory_cap())
-    return None if least is None else expand(there, least.program)
+        return expand(reordered, lower.program)
+    least = just_in_time(reordered.without_memory_cap())
+    return None if least is None else expand(reordered, least.program)
 
 
 def least_memory_with(
@@ -115,9 +115,9 @@ def least_memory_with(
         if whole:
             bound = max(bound, min(exact.bound + instance.arrays.kept_bytes, lowest))
         if exact.program is not None:
-            there = mover.orders.in_order(exact.order)
+            ordered = mover.orders.in_order(exact.order)
             peak = score(
-                there.problem, "floor", expand(there, exact.program), instance.caps
+                ordered.problem, "floor", expand(ordered, exact.program), instance.caps
             ).peak_memory_bytes
             if peak < lowest:
                 lowest, lowered = (

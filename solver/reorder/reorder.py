@@ -97,18 +97,20 @@ class ComputeMover:
             for max_overrun in _OVERRUNS:
                 if best.candidate.figures.step_time_ticks <= stop_at_ticks:
                     return best
-                here, limits = start, FillLimits(int(share * most), max_overrun)
+                current, limits = start, FillLimits(int(share * most), max_overrun)
                 for _ in range(_REPEATS):
-                    there = self._refilled(here, caps, most, limits)
-                    if there is None or np.array_equal(there.blocks, here.blocks):
+                    refilled = self._refilled(current, caps, most, limits)
+                    if refilled is None or np.array_equal(refilled.blocks, current.blocks):
                         break
-                    here = there
-                    best = min(best, here, key=lambda m: m.candidate.value)
+                    current = refilled
+                    best = min(best, current, key=lambda m: m.candidate.value)
         return best
 
-    def _refilled(self, here: Moved, caps: Caps, max_move: int, limits: FillLimits) -> Moved | None:
-        """Return what the rule makes of ``here``; None where that does not fit."""
-        program, units = self._pass(here, caps)
+    def _refilled(
+        self, moved_from: Moved, caps: Caps, max_move: int, limits: FillLimits
+    ) -> Moved | None:
+        """Return what the rule makes of ``moved_from``; None where that does not fit."""
+        program, units = self._pass(moved_from, caps)
         room = (
             _UNLIMITED
             if caps.memory_cap_bytes is None
@@ -116,7 +118,7 @@ class ComputeMover:
         )
         for _ in range(_STEERING_ROUNDS):
             blocks = refill(self.orders.precedence, units, program, room, max_move, limits)
-            found, excess = self.judged(blocks, here.candidate, caps)
+            found, excess = self.judged(blocks, moved_from.candidate, caps)
             if found is not None:
                 return found
             room -= excess
@@ -150,20 +152,22 @@ class ComputeMover:
                 best = candidate
         return (Moved(blocks=blocks, candidate=best) if best is not None else None), excess
 
-    def _pass(self, here: Moved, caps: Caps) -> tuple[Pass, Units]:
-        pricer = Pricer(self.moved(here.blocks), self._pricer)
+    def _pass(self, moved_from: Moved, caps: Caps) -> tuple[Pass, Units]:
+        pricer = Pricer(self.moved(moved_from.blocks), self._pricer)
         program = Decoder(pricer, caps).program(
-            here.candidate.labels, here.candidate.policy, here.candidate.steer_bytes
+            moved_from.candidate.labels,
+            moved_from.candidate.policy,
+            moved_from.candidate.steer_bytes,
         )
         stands = trace(pricer.arrays, program)
-        p, compute_order = self.orders.precedence, self.compute_order(here.blocks)
+        p, compute_order = self.orders.precedence, self.compute_order(moved_from.blocks)
         block = p.block_of[compute_order]
         is_compute = program.operation == NODE
         argument, kept = program.argument.copy(), np.ones(len(program.operation), dtype=np.bool_)
         kept[is_compute] = (p.first[block] == compute_order)[argument[is_compute]]
         argument[is_compute] = block[argument[is_compute]]
         live = np.maximum.reduceat(stands.live_bytes, stands.first_position)
-        return Pass(here.blocks, program.operation[kept], argument[kept], live[kept]), _units(
+        return Pass(moved_from.blocks, program.operation[kept], argument[kept], live[kept]), _units(
             pricer, program.partition
         )
 

@@ -80,8 +80,10 @@ def with_shorter_tail(
         tail = tail_of(best.instance.arrays, program)
         if tail is None or tail.ticks <= worth_ticks or best.step_time_ticks <= stop_at_ticks:
             break
-        here = mover.blocks_of(best.instance.problem)
-        orders = list(orders_of_the_end(mover, search.instance.caps, here, program, tail))
+        captured_blocks = mover.blocks_of(best.instance.problem)
+        orders = list(
+            orders_of_the_end(mover, search.instance.caps, captured_blocks, program, tail)
+        )
         found = [
             moved
             for order in orders
@@ -194,8 +196,8 @@ def _add_following(p: Precedence, blocks: Bools) -> None:
             blocks[p.behind_list[p.behind_begin[block] : p.behind_begin[block + 1]]] = True
 
 
-def _soon(p: Precedence, order: Ints, mine: Bools) -> Ints:
-    """Return ``order`` with the blocks ``mine`` as soon as what they need has run."""
+def _soon(p: Precedence, order: Ints, urgent: Bools) -> Ints:
+    """Return ``order`` with the blocks ``urgent`` as soon as what they need has run."""
     left = p.before_begin[1:] - p.before_begin[:-1]
     result: list[int] = []
 
@@ -203,11 +205,11 @@ def _soon(p: Precedence, order: Ints, mine: Bools) -> Ints:
         result.append(block)
         for after in p.behind_list[p.behind_begin[block] : p.behind_begin[block + 1]].tolist():
             left[after] -= 1
-            if mine[after] and not left[after]:
+            if urgent[after] and not left[after]:
                 run(after)
 
-    ready = [block for block in order.tolist() if mine[block] and not left[block]]
-    for block in (*ready, *(block for block in order.tolist() if not mine[block])):
+    ready = [block for block in order.tolist() if urgent[block] and not left[block]]
+    for block in (*ready, *(block for block in order.tolist() if not urgent[block])):
         run(block)
     return np.array(result, dtype=np.int64)
 

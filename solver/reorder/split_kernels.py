@@ -60,23 +60,23 @@ def cut_to_fit(whole: Fitting, options: SolveOptions) -> Fitting:
     return best
 
 
-def _with_cut(here: Fitting, cut: KernelCut, options: SolveOptions, cap_bytes: int) -> Fitting:
-    instance = Instance.of(with_cut(here.instance.problem, cut), here.instance.caps)
+def _with_cut(whole: Fitting, cut: KernelCut, options: SolveOptions, cap_bytes: int) -> Fitting:
+    instance = Instance.of(with_cut(whole.instance.problem, cut), whole.instance.caps)
     mover = ComputeMover(instance)
     if is_small(instance.problem):
         floor = least_memory_with(instance, mover, options)
     else:  # the bound, and what is known as captured, are those of whole kernels
         lowered = lower_peak(mover, instance.without_memory_cap().caps, cap_bytes)
-        least = min((here.floor.peak_bytes, *(lower.peak_bytes for lower in lowered)))
-        floor = replace(here.floor, peak_bytes=least, lowered=lowered)
+        least = min((whole.floor.peak_bytes, *(lower.peak_bytes for lower in lowered)))
+        floor = replace(whole.floor, peak_bytes=least, lowered=lowered)
     return Fitting(instance=instance, mover=mover, floor=floor)
 
 
-def _cuts_at_peak(here: Fitting) -> list[KernelCut]:
+def _cuts_at_peak(fitting: Fitting) -> list[KernelCut]:
     """Return the cuts, those first that may free the most bytes at the peak of the least known."""
-    assert here.mover is not None
-    blocks = here.floor.lowered[-1].blocks if here.floor.lowered else here.mover.captured
-    moved = here.mover.moved(blocks)
+    assert fitting.mover is not None
+    blocks = fitting.floor.lowered[-1].blocks if fitting.floor.lowered else fitting.mover.captured
+    moved = fitting.mover.moved(blocks)
     problem = moved.problem
     least = just_in_time(moved.without_memory_cap())
     if least is None:

@@ -173,8 +173,8 @@ def _rebuilt(program: Program, units: _Units, to: dict[int, int], end_ticks: Int
         np.zeros(size, dtype=np.int64),
     )
     for u, operation_at in to.items():
-        mine = slice(int(units.first[u]), int(units.past[u]))
-        before[mine], place[mine], order[mine] = operation_at, 0, end_ticks[u]
+        of_unit = slice(int(units.first[u]), int(units.past[u]))
+        before[of_unit], place[of_unit], order[of_unit] = operation_at, 0, end_ticks[u]
     at = np.lexsort((np.arange(size), order, place, before))
     return replace(program, operation=program.operation[at], argument=program.argument[at])
 

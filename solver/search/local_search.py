@@ -316,14 +316,14 @@ class Search:
             improved |= self._other_forms(stop_at_ticks)
             improved |= self._other_policies()
 
-    def descend_among(self, mine: Bools, stop_at_ticks: int) -> None:
-        """As ``descend``, with moves of the collectives ``mine`` one by one only."""
+    def descend_among(self, among: Bools, stop_at_ticks: int) -> None:
+        """As ``descend``, with moves of the collectives ``among`` one by one only."""
 
         def moves(labels: Ints) -> Iterator[Move]:
             return (
                 m
                 for m in self._neighbourhood.local(labels)
-                if mine[m.of].all() and mine[m.to].all()
+                if among[m.of].all() and among[m.to].all()
             )
 
         improved = True
@@ -382,7 +382,7 @@ class Search:
         (threshold accepting).
         """
         assert self.best is not None
-        here, first = self.best, self.evaluations
+        current, first = self.best, self.evaluations
         rng = random.Random(_SEED + first)
         highest = self.best.figures.step_time_ticks * _THRESHOLD
         others = policies(self.instance.arrays)
@@ -391,24 +391,24 @@ class Search:
             stop_at_ticks
         ):
             threshold = highest * (1 - done / num_evaluations) * rng.random() ** 2
-            policy, labels = here.policy, here.labels
+            policy, labels = current.policy, current.labels
             if rng.random() < _SHARE_OF_POLICIES:
                 policy = replace(others[rng.randrange(len(others))], coalesced=policy.coalesced)
             elif forms and rng.random() < _SHARE_OF_FORMS:
                 policy = flipped(policy, labels == labels[rng.choice(forms)])
             else:
                 labels = self._neighbourhood.applied(
-                    self._neighbourhood.at_random(rng), here.labels
+                    self._neighbourhood.at_random(rng), current.labels
                 )
-            if labels is here.labels and policy == here.policy:
+            if labels is current.labels and policy == current.policy:
                 continue
-            there = self.evaluate(labels, policy, here.steer_bytes)
+            candidate = self.evaluate(labels, policy, current.steer_bytes)
             if (
-                there is not None
-                and there.figures.step_time_ticks <= here.figures.step_time_ticks + threshold
+                candidate is not None
+                and candidate.figures.step_time_ticks <= current.figures.step_time_ticks + threshold
             ):
-                here = there
-                self.consider(here)
+                current = candidate
+                self.consider(current)
         self.report("random moves", self.best.figures.step_time_ticks)
 
     def _done(self, stop_at_ticks: int) -> bool:

@@ -222,25 +222,25 @@ def apply(labels: Ints, kind: int, of: Ints, to: Ints, place: Ints) -> Ints:
     for i in range(len(of)):
         before = result
         result = before.copy()
-        mine, theirs = before[of[i]], before[to[i]]
+        label, other_label = before[of[i]], before[to[i]]
         if kind == JOIN:
             for c in range(len(labels)):
-                if before[c] == theirs:
-                    result[c] = mine
+                if before[c] == other_label:
+                    result[c] = label
         elif kind == CUT:
             # either part is named by a member of its own
             rest = -1
             for c in range(len(labels)):
-                if before[c] == mine:
+                if before[c] == label:
                     if place[c] >= place[of[i]]:
                         result[c] = of[i]
                     else:
                         rest = c if rest < 0 else rest
                         result[c] = rest
-        elif mine != theirs:
+        elif label != other_label:
             rest = -1
             for c in range(len(labels)):
-                if before[c] == mine and c != of[i]:
+                if before[c] == label and c != of[i]:
                     rest = c if rest < 0 else rest
                     result[c] = rest
             result[of[i]] = theirs

@@ -255,13 +255,13 @@ def test_wrong_settings_are_refused_before_anything_is_compiled(settings, messag
 
 
 def test_a_search_starts_from_what_the_cache_has_under_other_caps(mesh, tmp_path, monkeypatch):
-    starts, original = [], scheduled.solve_as_asked
+    starts, original = [], scheduled.solve_requested
 
     def noted(*arguments, start=None, **more):
         starts.append(start)
         return original(*arguments, start=start, **more)
 
-    monkeypatch.setattr(scheduled, "solve_as_asked", noted)
+    monkeypatch.setattr(scheduled, "solve_requested", noted)
     model, found = shard(layers(), mesh), []
     for prefetch, budget in ((8, 1.0), (None, 0.0)):
         torch._dynamo.reset()

@@ -521,7 +521,7 @@ def test_a_bug_is_one_line_and_a_hint(
     def broken(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("nobody\nforesaw this")
 
-    monkeypatch.setattr(apsched.solver, "solve_as_asked", broken)
+    monkeypatch.setattr(apsched.solver, "solve_requested", broken)
     ran = run("solve", debug_graphs["forward"])
     assert ran.code == 2
     assert ran.errors == [

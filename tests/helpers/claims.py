@@ -10,7 +10,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.result import SolveResult, Status
 from apsched.schedule.schedule import Schedule
-from apsched.solver import solve, solve_as_asked
+from apsched.solver import solve, solve_requested
 from tests.helpers.problems.random_plans import planned
 from tests.helpers.problems.strategies import (
     random_caps,
@@ -56,7 +56,7 @@ def answer(problem: Problem, caps: Caps, *, as_asked: bool) -> SolveResult:
     """Return the answer whose claims are judged; ``as_asked``: of a search that may keep compute as
     captured where the caps let it move.
     """
-    solved = solve_as_asked if as_asked else solve
+    solved = solve_requested if as_asked else solve
     return solved(problem, caps, SolveOptions(time_slack=0.0, budget=2.0))
 
 

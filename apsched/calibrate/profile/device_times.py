@@ -35,12 +35,12 @@ def device_times(
     pair_of_op = {pair.op: k for k, pair in enumerate(matched.pairs)}
     times = DeviceTimes(compute_us=dict.fromkeys(range(len(matched.pairs)), 0.0))
     within = trace.ops_within(*step)
-    mine: list[Work] = []
+    kernels: list[Work] = []
     for kernel in trace.kernels:
         index = op_of_id.get(kernel.external_id, -1)
         if index not in within and (index >= 0 or not step[0] <= kernel.begin_us < step[1]):
             continue
-        mine.append(kernel)
+        kernels.append(kernel)
         pair = next(
             (pair_of_op[above] for above in ancestors(trace.ops, index) if above in pair_of_op),
             None,
@@ -59,8 +59,10 @@ def device_times(
             times.compute_us[pair] += kernel.duration_us
         else:
             times.other_us[kernel.name] = times.other_us.get(kernel.name, 0.0) + kernel.duration_us
-    if mine:
-        times.span_us = max(work.end_us for work in mine) - min(work.begin_us for work in mine)
+    if kernels:
+        times.span_us = max(work.end_us for work in kernels) - min(
+            work.begin_us for work in kernels
+        )
     return times
 
 

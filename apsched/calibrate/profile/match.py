@@ -140,8 +140,8 @@ def aligned(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[tuple[i
     full = (1 << len(left)) - 1
     flat, rows = full, []
     for item in right:
-        here = flat & places.get(item, 0)
-        flat = ((flat + here) | (flat & ~here)) & full
+        matches = flat & places.get(item, 0)
+        flat = ((flat + matches) | (flat & ~matches)) & full
         rows.append(flat)
     pairs = []
     i, j = len(left), len(right)

@@ -21,7 +21,7 @@ from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.measured import MeasuredCosts, Price, Transfers, fitted_bytes_per_us, rising
 from apsched.costs.network.alpha_beta import group_shape
 from apsched.errors import InputError
-from apsched.graph.records import asked_kind
+from apsched.graph.records import priced_kind
 from apsched.kinds import PRICED_KINDS, CollectiveKind, NodeKind
 
 SOURCE = "profile"
@@ -218,7 +218,7 @@ def _device_step(
 def _message(place: Place, shapes: _Shapes) -> _Message:
     collective = place.record.collective
     assert collective is not None
-    return (asked_kind(collective.kind), *shapes[collective.group], collective.size_bytes)
+    return (priced_kind(collective.kind), *shapes[collective.group], collective.size_bytes)
 
 
 def _graph_spans(trace: Trace, matched: Matched) -> list[tuple[float, float]]:
@@ -245,7 +245,7 @@ def _costs(steps: Sequence[_Step], *, device: str, cluster_name: str) -> Measure
         for place, time_us in step.compute.items():
             by_operation.setdefault(place.record.operation, []).append(time_us)
             if place.record.collective is not None and step.on_host:
-                launches.setdefault(asked_kind(place.record.collective.kind), []).append(time_us)
+                launches.setdefault(priced_kind(place.record.collective.kind), []).append(time_us)
         for message, time_us in step.messages:
             transfers.setdefault(message, []).append(time_us)
     return MeasuredCosts(

@@ -13,9 +13,9 @@ from apsched.capture.repro.values import (
     UnreadableError,
     device_value,
     dotted_name,
-    here,
     size_value,
     sizes_value,
+    stand_in,
     torch_constant,
 )
 from apsched.errors import InputError
@@ -131,7 +131,9 @@ def _tensor(expression: ast.expr) -> torch.Tensor:
             named = {keyword.arg: keyword.value for keyword in keywords if keyword.arg is not None}
             dtype = _dtype(named["dtype"]) if "dtype" in named else None
             device = (
-                here(device_value(named["device"])) if "device" in named else torch.device("cpu")
+                stand_in(device_value(named["device"]))
+                if "device" in named
+                else torch.device("cpu")
             )
             if dotted_name(func) in _PRINTED and args:
                 return torch.tensor(_literal(args[0]), dtype=dtype, device=device)

@@ -22,7 +22,7 @@ from apsched.capture.repro.values import (
     called_function,
     device_value,
     dotted_name,
-    here,
+    stand_in,
     torch_constant,
 )
 
@@ -227,15 +227,15 @@ class _Reader:
             and isinstance(keyword.value, ast.Constant)
             and isinstance(keyword.value.value, str)
         ):
-            return self._here(keyword.value)
+            return self._stand_in(keyword.value)
         return self._argument(keyword.value)
 
-    def _here(self, expression: ast.expr) -> torch.device:
+    def _stand_in(self, expression: ast.expr) -> torch.device:
         """Return the device that stands in for the one named, and remember that one."""
         device = device_value(expression)
-        if here(device) != device:
+        if stand_in(device) != device:
             self._device = str(device)
-        return here(device)
+        return stand_in(device)
 
     def _index(self, expression: ast.expr) -> Any:
         if isinstance(expression, ast.Slice):
@@ -279,7 +279,7 @@ class _Reader:
                     self._argument(left), self._argument(expression.right)
                 )
             case ast.Call(func=func) if dotted_name(func) in ("device", "torch.device"):
-                return self._here(expression)
+                return self._stand_in(expression)
             case ast.Call(func=ast.Name(id="slice"), args=args, keywords=[]) if 1 <= len(args) <= 3:
                 return slice(*(self._argument(arg) for arg in args))
             case ast.Attribute() if path := dotted_name(expression):

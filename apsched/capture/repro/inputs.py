@@ -11,9 +11,9 @@ from apsched.capture.repro.source import ReproSource
 from apsched.capture.repro.values import (
     UnreadableError,
     device_value,
-    here,
     size_value,
     sizes_value,
+    stand_in,
     torch_constant,
 )
 from apsched.errors import InputError
@@ -132,7 +132,7 @@ class _Reader:
             raise UnreadableError(f"a storage of {size_hint(size_bytes)} bytes")
         device = device_value(named["device"]) if "device" in named else torch.device("cpu")
         with self._mode:
-            data = torch.empty(size_bytes, dtype=torch.uint8, device=here(device))
+            data = torch.empty(size_bytes, dtype=torch.uint8, device=stand_in(device))
         return _Storage(data, size_bytes, device)
 
     def _input(self, call: ast.Call) -> ReproInput:

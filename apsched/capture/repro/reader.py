@@ -58,7 +58,7 @@ def read_repro(
     """
     path = Path(path)
     for name in imports:
-        import_module(name, asked_by="--import")
+        import_module(name, imported_for="--import")
     if not (path.is_dir() or is_trace_log(path) or is_printed(path)):
         graph, sizes = _read_graph(read_source(path), group_ranks or {})
         return _capture(str(path), (graph,), sizes, group_ranks)

@@ -229,7 +229,7 @@ def device_value(expression: ast.expr) -> torch.device:
         ) from None
 
 
-def here(device: torch.device) -> torch.device:
+def stand_in(device: torch.device) -> torch.device:
     """Return the device that stands in for ``device`` on a machine that may not have it: every
     accelerator becomes ``cpu``.
     """

@@ -41,12 +41,12 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.progress import Progress
     from apsched.report.summary import print_files
     from apsched.report.table import console, print_json
-    from apsched.whole_step.asked import AUTO, asked_to_keep
+    from apsched.whole_step.keep_request import AUTO, keep_request
     from apsched.whole_step.solve import graphs_with
 
     where = source_request(args), cost_choice(args), direction(args)
-    asked = asked_to_keep(args.keep)
-    if asked.mode == AUTO:
+    keep = keep_request(args.keep)
+    if keep.mode == AUTO:
         raise InputError(
             "--keep: expected the file of what was kept (kept.txt, beside the schedules), all or"
             " none; found auto, which solves anew"
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     progress = Progress()
     files: dict[str, bytes] = {}
     with loaded(*where, progress) as source:
-        source = replace(source, graphs=graphs_with(source.graphs, asked))
+        source = replace(source, graphs=graphs_with(source.graphs, keep))
         applied = [apply_one(graph_of(file, source), file, files, progress) for file in schedules]
         if len({entry["name"] for entry in applied}) < len(applied):
             raise InputError(

@@ -114,8 +114,8 @@ def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
     from apsched.report.calibration import print_measured
 
     known = load_costs(path) if path.is_file() else None
-    with job() as here:
-        progress = Progress(quiet=here.rank > 0)
+    with job() as measuring_job:
+        progress = Progress(quiet=measuring_job.rank > 0)
         choice = CostChoice(cluster=args.cluster, fused=not args.unfused)
         with loaded(source_request(args), choice, direction(args), progress) as source:
             graphs = [
@@ -130,14 +130,14 @@ def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
                 )
             with progress.stage("measure"):
                 name = args.cluster or source.cluster
-                measured = here.measure(
+                measured = measuring_job.measure(
                     graphs,
                     name,
                     _cluster(args, source),
                     _of_this_run(known, name),
                     fused=not args.unfused,
                 )
-    if here.rank == 0:
+    if measuring_job.rank == 0:
         _, unwritten = write_or_rescue(path.parent, {path.name: dump_costs(measured.costs)})
         print_measured(measured, args.out, stdout, as_json=args.json)
         if unwritten:

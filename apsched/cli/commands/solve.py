@@ -70,12 +70,12 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.report.answer.whole_step import keep_json, print_kept
     from apsched.report.summary import print_solved, report_json
     from apsched.report.table import print_json
-    from apsched.whole_step.asked import KEPT_FILE, asked_to_keep, kept_file
+    from apsched.whole_step.keep_request import KEPT_FILE, keep_request, kept_file
     from apsched.whole_step.solve import solve_graphs
 
     where = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
-    asked = asked_to_keep(args.keep)
+    keep = keep_request(args.keep)
     check_writable(out_dir(args, "."))
     progress = Progress()
     with loaded(*where, progress) as source:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         graphs = under_plan(source.graphs, request)
         target = out_dir(args, source.slug)
         check_writable(target)
-        graphs, results, step = solve_graphs(graphs, request, asked, progress)
+        graphs, results, step = solve_graphs(graphs, request, keep, progress)
         refuse_infeasible(
             results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json
         )

@@ -86,7 +86,7 @@ class GraphAgreement:
         self.groups = _groups(job, groups)
         self.launched: dict[str, str] = {}
         """Group name -> digest of what this process rank launches there, once that was compared."""
-        self._asked = 0
+        self._num_answers = 0
         self._left = False
 
     def __enter__(self) -> "GraphAgreement":
@@ -112,35 +112,35 @@ class GraphAgreement:
     def shared(
         self,
         identity: str,
-        asked: Mapping[str, str],
+        settings: Mapping[str, str],
         solve: Callable[[], bytes],
         exact: str = "",
     ) -> tuple[bytes, int]:
         """Return the answer for all process ranks with this ``identity``, and who gave it;
         ``solve`` is called on one of them.
 
-        ``asked`` are the settings that an answer depends on; it is an ``AgreementError`` where they
+        ``settings`` are the settings that an answer depends on; it is an ``AgreementError`` where they
         differ. Where ``exact`` does, shards have other sizes, and so may caps on memory. An
         error of ``solve`` is raised on all of them, in the same words.
         """
-        step, self._asked = f"answer {self._asked}", self._asked + 1
+        step, self._num_answers = f"answer {self._num_answers}", self._num_answers + 1
         try:
-            mine = {"identity": identity, "asked": dict(asked), "exact": exact}
-            return self._shared(step, mine, solve)
+            own = {"identity": identity, "settings": dict(settings), "exact": exact}
+            return self._shared(step, own, solve)
         except ApschedError as error:
             self._tell_failure(error, orders=False)
             raise
 
     def _shared(
-        self, step: str, mine: Mapping[str, Any], solve: Callable[[], bytes]
+        self, step: str, own: Mapping[str, Any], solve: Callable[[], bytes]
     ) -> tuple[bytes, int]:
         for group in self._spoken_for():
-            self._say(group, f"{step} identity", mine)
-        leader = min(self._same_graph(step, mine), key=lambda p: (p.leader, p.key), default=None)
+            self._say(group, f"{step} identity", own)
+        leader = min(self._same_graph(step, own), key=lambda p: (p.leader, p.key), default=None)
         if leader is not None:
-            said = self._hear(leader, step, leader.leader, "the answer")
-            raise_failure(said)
-            data, solver = self._read(leader, f"{step} data") or b"", int(said["solver"])
+            message = self._hear(leader, step, leader.leader, "the answer")
+            raise_failure(message)
+            data, solver = self._read(leader, f"{step} data") or b"", int(message["solver"])
         else:
             solver = self.job.rank
             try:
@@ -153,7 +153,7 @@ class GraphAgreement:
             self._say(group, step, {"solver": solver})
         return data, solver
 
-    def _same_graph(self, step: str, mine: Mapping[str, Any]) -> list[Group]:
+    def _same_graph(self, step: str, own: Mapping[str, Any]) -> list[Group]:
         """Return the parties whose leader is lower and has this graph."""
         same = []
         for group in self.groups:
@@ -161,10 +161,10 @@ class GraphAgreement:
                 continue
             theirs = self._hear(group, f"{step} identity", group.leader, "which graph it has")
             raise_failure(theirs)
-            if theirs["identity"] != mine["identity"]:
+            if theirs["identity"] != own["identity"]:
                 continue
-            of_shards = _OF_SHARDS if theirs["exact"] != mine["exact"] else ()
-            if differing := differences(mine["asked"], theirs["asked"], of_shards):
+            of_shards = _OF_SHARDS if theirs["exact"] != own["exact"] else ()
+            if differing := differences(own["settings"], theirs["settings"], of_shards):
                 raise AgreementError(
                     f"process rank {self.job.rank} and process rank {group.leader} have the same"
                     f" graph, but ask for different schedules: {differing}; give all process ranks"
@@ -206,12 +206,12 @@ class GraphAgreement:
             order = launches.get(group.name, ())
             self._write(group, f"launches {self.job.rank}", dump_launches(order))
             digests[group] = order_digest(order)
-        said = {group: {"digest": digest, "kept": kept} for group, digest in digests.items()}
-        if wrong := self._verdict(_ORDER, said):
+        messages = {group: {"digest": digest, "kept": kept} for group, digest in digests.items()}
+        if wrong := self._verdict(_ORDER, messages):
             raise AgreementError(wrong)
         self.launched = {group.name: digest for group, digest in digests.items()}
 
-    def _verdict(self, topic: str, said: Mapping[Group, Mapping[str, Any]]) -> str:
+    def _verdict(self, topic: str, messages: Mapping[Group, Mapping[str, Any]]) -> str:
         """Send the text to compare in each group; return the first mismatch of all texts, empty
         for nothing.
         """
@@ -222,7 +222,7 @@ class GraphAgreement:
             key=lambda p: (p.leader, p.key),
             default=None,
         )
-        for group, words in said.items():
+        for group, words in messages.items():
             self._say(group, f"{topic} {self.job.rank}", {**words, "up": group is parent})
         wrong, count = self._findings(topic)
         if parent is None:
@@ -251,16 +251,16 @@ class GraphAgreement:
         empty for nothing; and how many process ranks that is about.
         """
         began_s = time.monotonic()
-        mine = self._spoken_for()
-        said, silent = self._collect(
-            topic, [(group, rank) for group in mine for rank in group.ranks], _ORDERS_BY, began_s
+        led = self._spoken_for()
+        messages, silent = self._collect(
+            topic, [(group, rank) for group in led for rank in group.ranks], _ORDERS_BY, began_s
         )
         wrong = next(
-            filter(None, (self._compared(topic, group, said, silent) for group in mine)), ""
+            filter(None, (self._compared(topic, group, messages, silent) for group in led)), ""
         )
-        below = [key for key, words in said.items() if words.get("up")]
+        below = [key for key, words in messages.items() if words.get("up")]
         ups, silent = self._collect(f"{topic} up", below, _FINDINGS_BY, began_s)
-        told = next((up["wrong"] for up in ups.values() if up["wrong"]), "")
+        from_below = next((up["wrong"] for up in ups.values() if up["wrong"]), "")
         late = next(
             (
                 self._silence(silent, group, "what they found", _FINDINGS_BY)
@@ -269,7 +269,7 @@ class GraphAgreement:
             ),
             "",
         )
-        return wrong or told or late, 1 + sum(up["ranks"] for up in ups.values())
+        return wrong or from_below or late, 1 + sum(up["ranks"] for up in ups.values())
 
     def _collect(
         self, what: str, sources: Sequence[tuple[Group, int]], share: float, began_s: float
@@ -277,32 +277,32 @@ class GraphAgreement:
         """Return what each process rank says in each group, until one says that it failed; and
         those that say nothing.
         """
-        said: dict[tuple[Group, int], dict[str, Any]] = {}
+        messages: dict[tuple[Group, int], dict[str, Any]] = {}
 
         def missing() -> tuple[int, ...]:
             for group, rank in sources:
-                if (group, rank) not in said and (
+                if (group, rank) not in messages and (
                     text := self._read(group, f"{what} {rank}")
                 ) is not None:
-                    said[group, rank] = json.loads(text)
-            if any("failed" in s or s.get("kept") for s in said.values()):
+                    messages[group, rank] = json.loads(text)
+            if any("failed" in s or s.get("kept") for s in messages.values()):
                 return ()
             return tuple(
-                dict.fromkeys(rank for group, rank in sources if (group, rank) not in said)
+                dict.fromkeys(rank for group, rank in sources if (group, rank) not in messages)
             )
 
         silent = self.job.wait(missing, share, began_s)
-        return {source: said[source] for source in sources if source in said}, silent
+        return {source: messages[source] for source in sources if source in messages}, silent
 
     def _compared(
         self,
         topic: str,
         group: Group,
-        said: Mapping[tuple[Group, int], Mapping[str, Any]],
+        messages: Mapping[tuple[Group, int], Mapping[str, Any]],
         silent: tuple[int, ...],
     ) -> str:
         """Return the first mismatch of the texts of one group; empty where they agree."""
-        heard = {rank: words for (where, rank), words in said.items() if where == group}
+        heard = {rank: words for (where, rank), words in messages.items() if where == group}
         for words in heard.values():
             if "failed" in words or words.get("kept"):
                 return str(words.get("message") or words["kept"])
@@ -324,14 +324,14 @@ class GraphAgreement:
         if not others:
             return ""
         usually = [rank for rank in digests if rank not in others]
-        mine, theirs = (
+        deviating, usual_launches = (
             parse_launches(self._read(group, f"launches {rank}") or b"[]")
             for rank in (others[0], usually[0])
         )
         more = f" (and {ranks_text(others[1:])} differ, too)" if others[1:] else ""
         return (
             f"process rank {others[0]} would not launch what {ranks_text(usually)} would in group"
-            f" {group.name!r} of {ranks_text(group.ranks)}: {first_difference(mine, theirs)}{more}."
+            f" {group.name!r} of {ranks_text(group.ranks)}: {first_difference(deviating, usual_launches)}{more}."
             " Nothing was launched. Run the same model, options, schedule files and versions"
             " on all"
         )
@@ -359,8 +359,12 @@ class GraphAgreement:
 
         silent = self.job.wait(missing, share)
         if text is not None:
-            said: dict[str, Any] = json.loads(text)
-            return said if or_else is None or "failed" not in said else {"wrong": said["message"]}
+            message: dict[str, Any] = json.loads(text)
+            return (
+                message
+                if or_else is None or "failed" not in message
+                else {"wrong": message["message"]}
+            )
         silence = self._silence(silent, group, about, share)
         if or_else is None:
             raise AgreementError(silence)
@@ -379,17 +383,17 @@ class GraphAgreement:
     def _tell_failure(self, error: BaseException, *, orders: bool = True) -> None:
         """Tell all who may wait for this process rank why it gave up."""
         error = in_words(error, self.job.rank)
-        said = {"failed": type(error).__name__, "message": str(error)}
+        failure = {"failed": type(error).__name__, "message": str(error)}
         answers = [
             what
-            for number in range(self._asked or 1)
+            for number in range(self._num_answers or 1)
             for what in (f"answer {number} identity", f"answer {number}")
         ]
         verdicts = [f"{topic} verdict" for topic in _ABOUT if orders]
         for group in self._spoken_for():
-            self._say_unless_said(group, [*answers, *verdicts], said)
+            self._send_once(group, [*answers, *verdicts], failure)
         for group in self.groups if orders else ():
-            self._say_unless_said(group, [f"{topic} {self.job.rank}" for topic in _ABOUT], said)
+            self._send_once(group, [f"{topic} {self.job.rank}" for topic in _ABOUT], failure)
 
     def _until_heard(self) -> None:
         """On process rank 0, which may hold the store: stay for a moment, so that the others hear
@@ -410,15 +414,13 @@ class GraphAgreement:
     def _spoken_for(self) -> tuple[Group, ...]:
         return tuple(group for group in self.groups if group.leader == self.job.rank)
 
-    def _say(self, group: Group, what: str, said: Mapping[str, Any]) -> None:
-        self._write(group, what, json.dumps(said).encode())
+    def _say(self, group: Group, what: str, message: Mapping[str, Any]) -> None:
+        self._write(group, what, json.dumps(message).encode())
 
-    def _say_unless_said(
-        self, group: Group, subjects: Sequence[str], said: Mapping[str, Any]
-    ) -> None:
+    def _send_once(self, group: Group, subjects: Sequence[str], message: Mapping[str, Any]) -> None:
         for what in subjects:
             if self._read(group, what) is None:
-                self._say(group, what, said)
+                self._say(group, what, message)
 
     def _write(self, group: Group, what: str, value: bytes) -> None:
         self.job.store.set(f"{group.key}/{what}", value)

@@ -65,22 +65,22 @@ def answered(
     sources = sources or Sources()
     if agreement is None or not agreement.groups:
         return _found(problem, caps, options, solve, sources)
-    asked = {
-        **_asked(caps, options),
+    settings = {
+        **_settings(caps, options),
         "plan": rules_digest(problem.rules) if problem.rules else "none",
     }
-    asked |= {f"version of {name}": number for name, number in versions()}
+    settings |= {f"version of {name}": number for name, number in versions()}
     costs = problem_digest(problem)
 
     padding = list(likeness.padding) if likeness else []
-    mine = {"graph": problem.graph_hash, "costs": costs, "padding": padding}
+    head_of_answer = {"graph": problem.graph_hash, "costs": costs, "padding": padding}
 
     def solved() -> bytes:
         answer = dump_answer(_found(problem, caps, options, solve, sources))
-        return orjson.dumps(mine) + b"\n" + answer
+        return orjson.dumps(head_of_answer) + b"\n" + answer
 
     identity = likeness.digest if likeness else problem.graph_hash
-    data, solver = agreement.shared(identity, asked, solved, exact=problem.graph_hash)
+    data, solver = agreement.shared(identity, settings, solved, exact=problem.graph_hash)
     head, _, body = data.partition(b"\n")
     answer, theirs = parse_answer(body), orjson.loads(head)
     if solver == agreement.job.rank:
@@ -236,8 +236,8 @@ def _wrong(problem: Problem, caps: Caps, answer: SolveResult, *, figures: bool =
         return "; ".join(wrong[:3])
     if not figures:
         return ""
-    here = scored(problem, answer.best.name, schedule)
-    same = replace(here, violations=answer.best.violations) == answer.best
+    simulated = scored(problem, answer.best.name, schedule)
+    same = replace(simulated, violations=answer.best.violations) == answer.best
     return (
         _contradiction(answer, answer.best) if same else "its figures are not those that it states"
     )
@@ -274,5 +274,5 @@ def _refuted(problem: Problem, caps: Caps, answer: SolveResult, options: SolveOp
     return "it says that nothing fits, and the schedule with the least memory does"
 
 
-def _asked(caps: Caps, options: SolveOptions) -> dict[str, str]:
+def _settings(caps: Caps, options: SolveOptions) -> dict[str, str]:
     return {key: str(value) for key, value in (asdict(caps) | asdict(options)).items()}

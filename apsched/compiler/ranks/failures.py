@@ -10,9 +10,9 @@ _ERRORS: dict[str, type[ApschedError]] = {
 }
 
 
-def raise_failure(said: Mapping[str, Any]) -> None:
-    if "failed" in said:
-        raise _ERRORS.get(said["failed"], ApschedError)(said["message"])
+def raise_failure(message: Mapping[str, Any]) -> None:
+    if "failed" in message:
+        raise _ERRORS.get(message["failed"], ApschedError)(message["message"])
 
 
 def in_words(error: BaseException, rank: int) -> ApschedError:
@@ -20,11 +20,11 @@ def in_words(error: BaseException, rank: int) -> ApschedError:
     with the process rank.
     """
     error = getattr(error, "inner_exception", error)  # torch's compilers wrap what a pass raises
-    said = f"process rank {rank}: "
+    prefix = f"process rank {rank}: "
     if isinstance(error, ApschedError):
         text = str(error)
         return _ERRORS.get(type(error).__name__, ApschedError)(
-            text if text.startswith("process rank") else said + text
+            text if text.startswith("process rank") else prefix + text
         )
     if not isinstance(error, Exception):
         return AgreementError(f"{said}stopped ({type(error).__name__})")
@@ -46,11 +46,11 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def differences(
-    mine: Mapping[str, str], theirs: Mapping[str, str], without: Sequence[str] = ()
+    own: Mapping[str, str], theirs: Mapping[str, str], without: Sequence[str] = ()
 ) -> str:
     """Return which settings differ, but for those in ``without``; empty for none."""
     return "; ".join(
-        f"{key} {mine.get(key, 'nothing')} here, {theirs.get(key, 'nothing')} there"
-        for key in sorted({*mine, *theirs})
-        if mine.get(key) != theirs.get(key) and key not in without
+        f"{key} {own.get(key, 'nothing')} here, {theirs.get(key, 'nothing')} there"
+        for key in sorted({*own, *theirs})
+        if own.get(key) != theirs.get(key) and key not in without
     )

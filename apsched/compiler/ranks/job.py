@@ -107,11 +107,11 @@ class Job:
         began_s = time.monotonic() if began_s is None else began_s
         patience_s, pause_s = self.deadline_s * share_of_deadline, _SHORTEST_PAUSE_S
         heard: dict[int, tuple[int, float]] = {}
-        asked_s = 0.0
+        checked_s = 0.0
         while missing := tuple(poll()):
             now = time.monotonic()
-            if now - asked_s >= min(1.0, self.deadline_s / _BEATS_IN_DEADLINE):
-                asked_s = now
+            if now - checked_s >= min(1.0, self.deadline_s / _BEATS_IN_DEADLINE):
+                checked_s = now
                 before = {rank: heard.get(rank) for rank in missing}
                 counts = {rank: self.store.add(_beats(rank), 0) for rank in missing}
                 heard = {r: _latest(before[r], counts[r], now, began_s) for r in missing}

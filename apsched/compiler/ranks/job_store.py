@@ -110,8 +110,8 @@ class JobStore:
 
 
 def _serve(calls: "queue.SimpleQueue[_Call | None]") -> None:
-    while (asked := calls.get()) is not None:
-        call, answer = asked
+    while (request := calls.get()) is not None:
+        call, answer = request
         try:
             answer.put((call(), None))
         except Exception as error:  # raised again in the caller's thread

@@ -121,18 +121,17 @@ def parse_launches(text: bytes) -> tuple[Launch, ...]:
     )
 
 
-def first_difference(mine: Sequence[Launch], theirs: Sequence[Launch]) -> str:
+def first_difference(own: Sequence[Launch], theirs: Sequence[Launch]) -> str:
     """Return where two launch orders part, in one clause about the first."""
-    for number, (a, b) in enumerate(zip(mine, theirs, strict=False), start=1):
+    for number, (a, b) in enumerate(zip(own, theirs, strict=False), start=1):
         if (a.what, a.members) != (b.what, b.members):
             return f"launch {number} is {a}, there it is {b}{_telling(a, b)}"
-    if len(mine) < len(theirs):
+    if len(own) < len(theirs):
         return (
-            f"it ends after {len(mine)} launches, there launch {len(mine) + 1} is"
-            f" {theirs[len(mine)]}"
+            f"it ends after {len(own)} launches, there launch {len(own) + 1} is {theirs[len(own)]}"
         )
     return (
-        f"launch {len(theirs) + 1} is {mine[len(theirs)]}, there it ends after {len(theirs)}"
+        f"launch {len(theirs) + 1} is {own[len(theirs)]}, there it ends after {len(theirs)}"
         " launches"
     )
 

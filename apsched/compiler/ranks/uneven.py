@@ -80,15 +80,15 @@ def _padding(graph: torch.fx.Graph) -> set[int]:
 
 
 def mapped_schedule(
-    schedule: Schedule, padding: Sequence[int], problem: Problem, mine: Sequence[int]
+    schedule: Schedule, padding: Sequence[int], problem: Problem, own_padding: Sequence[int]
 ) -> Schedule:
     """Return ``schedule``, of a graph with nodes of padding ``padding``, as one of ``problem``,
-    which is like that graph and has ``mine``.
+    which is like that graph and has ``own_padding``.
 
     Order and buckets stay as they are. Padding goes where it is first needed, and so does a cast
     that a copy-in does there and not here, since padding lies in between.
     """
-    other, own = set(padding), set(mine)
+    other, own = set(padding), set(own_padding)
     last = max((step.index for step in schedule.steps if step.kind is StepKind.NODE), default=0)
     theirs = [node for node in range(last + 1) if node not in other]
     ours = [node for node in range(problem.num_nodes) if node not in own]
@@ -97,7 +97,7 @@ def mapped_schedule(
             f"{problem.name}: expected a schedule of {len(ours)} nodes without padding, found one"
             f" of {len(theirs)}"
         )
-    here = dict(zip(theirs, ours, strict=True))
+    own_node = dict(zip(theirs, ours, strict=True))
     replaced = {
         node
         for bucket in schedule.buckets
@@ -105,9 +105,9 @@ def mapped_schedule(
         for node in (member.start, member.wait, *(() if bucket.coalesced else member.cast))
     }
     moved = [
-        step if step.kind is not StepKind.NODE else Step(StepKind.NODE, here[step.index])
+        step if step.kind is not StepKind.NODE else Step(StepKind.NODE, own_node[step.index])
         for step in schedule.steps
-        if step.kind is not StepKind.NODE or step.index in here
+        if step.kind is not StepKind.NODE or step.index in own_node
     ]
     moved = [s for s in moved if s.kind is not StepKind.NODE or s.index not in replaced]
     placed = {step.index for step in moved if step.kind is StepKind.NODE}

@@ -196,26 +196,26 @@ def _shares(
     unread_bytes: dict[tuple[torch.fx.Node, torch.fx.Node], int] = {}
     shares: dict[torch.fx.Node, Share] = {}
     for node in nodes:
-        mine = kernel.get(node)
-        if mine is None:
+        own_kernel = kernel.get(node)
+        if own_kernel is None:
             shares[node] = Share(0, False)
             continue
-        if sizes[mine] == 1 and not _takes_inlined(node, fusion):
+        if sizes[own_kernel] == 1 and not _takes_inlined(node, fusion):
             continue
         traffic = 0
         for taken in fusion.reads[node]:
             source = _behind_views(taken, fusion.free)
-            if kernel.get(source) is not mine and (mine, taken) not in read:
-                read.add((mine, taken))
+            if kernel.get(source) is not own_kernel and (own_kernel, taken) not in read:
+                read.add((own_kernel, taken))
                 left = unread_bytes.setdefault(
-                    (mine, source), max(_bytes_of(source), _bytes_of(taken))
+                    (own_kernel, source), max(_bytes_of(source), _bytes_of(taken))
                 )
-                unread_bytes[mine, source] = left - min(left, _bytes_of(taken))
+                unread_bytes[own_kernel, source] = left - min(left, _bytes_of(taken))
                 traffic += min(left, _bytes_of(taken))
-        if _is_needed_outside(node, mine, fusion, kernel):
+        if _is_needed_outside(node, own_kernel, fusion, kernel):
             traffic += _bytes_of(node)
-        shares[node] = Share(traffic, mine not in begun)
-        begun.add(mine)
+        shares[node] = Share(traffic, own_kernel not in begun)
+        begun.add(own_kernel)
     return shares
 
 
@@ -230,11 +230,11 @@ def _takes_inlined(node: torch.fx.Node, fusion: _Fusion) -> bool:
 
 def _is_needed_outside(
     node: torch.fx.Node,
-    mine: torch.fx.Node,
+    own_kernel: torch.fx.Node,
     fusion: _Fusion,
     kernel: Mapping[torch.fx.Node, torch.fx.Node],
 ) -> bool:
-    """Say whether anything but the kernel ``mine`` takes the result of ``node``, be it through
+    """Say whether anything but the kernel ``own_kernel`` takes the result of ``node``, be it through
     inlined nodes.
     """
     seen: set[torch.fx.Node] = set()
@@ -245,7 +245,7 @@ def _is_needed_outside(
             if user not in seen:
                 seen.add(user)
                 stack += _users_behind_views(user, fusion.free)
-        elif kernel.get(user) is not mine:
+        elif kernel.get(user) is not own_kernel:
             return True
     return False
 
@@ -258,14 +258,14 @@ def _fuse(graph: torch.fx.Graph) -> _Fusion:
     written: list[torch.fx.Node] = []
     inlined: set[torch.fx.Node] = set()
     for node in fusible:
-        mine: dict[torch.fx.Node, None] = {}
+        node_reads: dict[torch.fx.Node, None] = {}
         for taken in _read_arguments(node):
             source = _behind_views(taken, free)
-            mine.update(reads[source] if source in inlined else {taken: None})
-        reads[node] = mine
+            node_reads.update(reads[source] if source in inlined else {taken: None})
+        reads[node] = node_reads
         users = _users_behind_views(node, free)
         is_taken_inside = bool(users) and all(user in chosen for user in users)
-        reads_little = len(users) == 1 or len(mine) <= _MAX_INLINED_READS
+        reads_little = len(users) == 1 or len(node_reads) <= _MAX_INLINED_READS
         if is_taken_inside and reads_little and op_name(node.target) not in _REDUCTIONS:
             inlined.add(node)
         else:

@@ -117,7 +117,7 @@ def is_part(layout: Any, shape: Sequence[int], offset: int) -> bool:
 
 
 def _same_dtype(node: Node, source: Node) -> bool:
-    mine, theirs = node.meta.get("val"), source.meta.get("val")
-    if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor):
+    own, other = node.meta.get("val"), source.meta.get("val")
+    if not isinstance(own, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
-    return mine.dtype == theirs.dtype and mine.device == theirs.device
+    return own.dtype == other.dtype and own.device == other.device

@@ -96,14 +96,14 @@ def _sent_back(second: Node) -> Node | None:
     first = node.all_input_nodes[0]
     if first.target is not second.target or group_name(first) != group_name(second):
         return None
-    there, back = (
+    splits, splits_back = (
         [argument(n, name, None) for name in names]
         for n, names in ((first, _SPLITS), (second, _SPLITS[::-1]))
     )
     value = node.meta["val"]
     source = input_nodes(first)[0]
     if (
-        there != back
+        splits != splits_back
         or not is_part(moved_along(value, chain, node), value.shape, 0)
         or not _same_strides(second, source)
     ):
@@ -115,11 +115,9 @@ _SPLITS = ("output_split_sizes", "input_split_sizes")
 
 
 def _same_strides(node: Node, source: Node) -> bool:
-    mine, theirs = node.meta["val"], source.meta["val"]
+    own, other = node.meta["val"], source.meta["val"]
     return bool(
-        mine.shape == theirs.shape
-        and mine.stride() == theirs.stride()
-        and mine.dtype == theirs.dtype
+        own.shape == other.shape and own.stride() == other.stride() and own.dtype == other.dtype
     )
 
 

@@ -155,13 +155,13 @@ def _check(one: Pass, module: GraphModule, before: Sequence[str], result: GraphM
             f"pass {one.name}: node {min(lost)}: expected a wait_tensor of the collective, as"
             " before, found none; its result is never ready"
         )
-    for what, mine, theirs in zip(
+    for what, own, theirs in zip(
         ("inputs", "outputs"), _convention(module.graph), _convention(result.graph), strict=True
     ):
-        if mine != theirs:
+        if own != theirs:
             raise InputError(
                 f"pass {one.name}: expected a graph that is called as before, with {what}"
-                f" {', '.join(mine)}, found {', '.join(theirs)}; a pass changes what lies between"
+                f" {', '.join(own)}, found {', '.join(theirs)}; a pass changes what lies between"
                 " inputs and outputs"
             )
 

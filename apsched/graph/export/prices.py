@@ -14,10 +14,10 @@ from apsched.fx.effects.of_node import effects_of
 from apsched.graph.export.whole_nodes import whole_us
 from apsched.graph.records import (
     COPY,
-    asked_kind,
     coalesced_curve_name,
     collective_curve_name,
     launch_curve_name,
+    priced_kind,
 )
 from apsched.kinds import BUCKET_KINDS, COALESCED_KINDS, CollectiveKind, NodeKind
 from apsched.units import ticks_to_us, us_to_ticks
@@ -62,7 +62,7 @@ class NodePrices:
         """Return where the duration of a collective on its group's stream comes from."""
         source = getattr(self._cost_model, "collective_source", None)
         return (
-            str(source(asked_kind(call.kind), call.group, call.group_size))
+            str(source(priced_kind(call.kind), call.group, call.group_size))
             if callable(source)
             else "model"
         )
@@ -118,7 +118,9 @@ def _collective_curve(
     cost_model: CostModel, kind: CollectiveKind, group: str, group_size: int
 ) -> PriceCurve:
     return sample_curve(
-        lambda size_bytes: cost_model.collective_us(asked_kind(kind), group, group_size, size_bytes)
+        lambda size_bytes: cost_model.collective_us(
+            priced_kind(kind), group, group_size, size_bytes
+        )
     )
 
 

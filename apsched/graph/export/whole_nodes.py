@@ -28,7 +28,7 @@ from apsched.fx.collectives import (
 )
 from apsched.fx.operands import bound_arguments, result_of
 from apsched.fx.subgraphs import inside_of
-from apsched.graph.records import asked_kind
+from apsched.graph.records import priced_kind
 from apsched.kinds import CollectiveKind
 
 
@@ -73,7 +73,7 @@ def _transfer_us(cost_model: CostModel, node: Node, sizes: Mapping[str, int]) ->
     if is_collective(node) or is_blocking_collective(node):
         call = describe(node, sizes)
         return cost_model.collective_us(
-            asked_kind(call.kind), call.group, call.group_size, call.size_bytes
+            priced_kind(call.kind), call.group, call.group_size, call.size_bytes
         )
     group = stated_group(node) if is_unknown_communication(node.target) else ""
     if group not in sizes:

@@ -66,57 +66,57 @@ def restricted(problem: Problem, plan: Plan, *, bitwise: bool = False) -> Proble
     """Return ``problem`` under ``plan``, and with ``bitwise`` in bitwise mode; the same problem
     where nothing is about it.
     """
-    asked = demands(problem, plan)
+    demanded = demands(problem, plan)
     if bitwise and (units := fsdp_units(problem)):
-        rule = len(asked.rules)
-        asked.rules.append(BITWISE_RULE)
-        asked.groups += [
+        rule = len(demanded.rules)
+        demanded.rules.append(BITWISE_RULE)
+        demanded.groups += [
             Group(members=unit, closed=True, rule=rule, payload=tuple(range(len(unit))))
             for unit in units
         ]
-    return impose(asked)
+    return impose(demanded)
 
 
 def demands(problem: Problem, plan: Plan) -> Demands:
     """Return what ``plan`` asks of ``problem``."""
-    asked = Demands(problem)
+    demanded = Demands(problem)
     found = [(rule, matches(problem, rule)) for rule in plan.rules]
-    asked.rules = [f"rule {i + 1} ({rule})" for i, rule in enumerate(plan.rules)]
+    demanded.rules = [f"rule {i + 1} ({rule})" for i, rule in enumerate(plan.rules)]
     for i, (rule, matched) in enumerate(found):
         if rule.forbid or rule.pin:
-            asked.alone |= {c: i for c in matched if c not in asked.alone}
+            demanded.alone |= {c: i for c in matched if c not in demanded.alone}
         if rule.pin:
             for c in matched:
-                asked.starts.append((c, _slot(problem, problem.collectives[c].start), i))
-                asked.waits[c] = _slot(problem, problem.collectives[c].wait)
+                demanded.starts.append((c, _slot(problem, problem.collectives[c].start), i))
+                demanded.waits[c] = _slot(problem, problem.collectives[c].wait)
         if rule.group:
-            asked.groups += _groups(asked, i, rule, matched)
-    mates = {c: group.members for group in asked.groups for c in group.members}
+            demanded.groups += _groups(demanded, i, rule, matched)
+    mates = {c: group.members for group in demanded.groups for c in group.members}
     for i, (rule, matched) in enumerate(found):
         if rule.prefetch is not None:
-            asked.starts += _prefetched(asked, i, rule.prefetch, rule.kind, matched, mates)
+            demanded.starts += _prefetched(demanded, i, rule.prefetch, rule.kind, matched, mates)
         if rule.start is not None:
-            asked.starts += [
-                (c, _start_slot(asked, i, rule, match), i) for c, match in matched.items()
+            demanded.starts += [
+                (c, _start_slot(demanded, i, rule, match), i) for c, match in matched.items()
             ]
-    return asked
+    return demanded
 
 
-def impose(asked: Demands) -> Problem:
-    """Return the problem with ``asked`` in its collectives; ``InputError`` where that is
+def impose(demanded: Demands) -> Problem:
+    """Return the problem with ``demanded`` in its collectives; ``InputError`` where that is
     contradictory.
     """
-    problem = asked.problem
-    if not (asked.alone or asked.groups or asked.starts):
+    problem = demanded.problem
+    if not (demanded.alone or demanded.groups or demanded.starts):
         return problem
-    groups = _checked_groups(asked)
+    groups = _checked_groups(demanded)
     starts: dict[int, tuple[int, list[int]]] = {}
-    for c, slot, rule in asked.starts:
+    for c, slot, rule in demanded.starts:
         other, rules = starts.setdefault(c, (slot, []))
         if other != slot:
-            raise asked.wrong(
+            raise demanded.wrong(
                 [*rules, rule],
-                f"{asked.name(c)} cannot be launched both before compute node {other} and before"
+                f"{demanded.name(c)} cannot be launched both before compute node {other} and before"
                 f" {slot}",
             )
         rules.append(rule)
@@ -126,12 +126,14 @@ def impose(asked: Demands) -> Problem:
         launch = starts.get(c)
         named = {
             *(launch[1] if launch else ()),
-            *([asked.alone[c]] if c in asked.alone else []),
+            *([demanded.alone[c]] if c in demanded.alone else []),
             *([group.rule] if group else []),
         }
         if not named:
             continue
-        alone = c in asked.alone or (group is not None and group.closed and len(group.members) == 1)
+        alone = c in demanded.alone or (
+            group is not None and group.closed and len(group.members) == 1
+        )
         together = group is not None and len(group.members) > 1
         collectives[c] = replace(
             collective,
@@ -146,11 +148,11 @@ def impose(asked: Demands) -> Problem:
                 ),
                 flat=group is not None and bool(group.payload),
                 start_slots=(launch[0],) * 2 if launch else None,
-                wait_slots=(asked.waits[c],) * 2 if c in asked.waits else None,
+                wait_slots=(demanded.waits[c],) * 2 if c in demanded.waits else None,
                 rules=tuple(sorted(named)),
             ),
         )
-    plan = replace(problem, collectives=tuple(collectives), rules=tuple(asked.rules))
+    plan = replace(problem, collectives=tuple(collectives), rules=tuple(demanded.rules))
     check_feasible(plan)
     return plan
 
@@ -160,15 +162,15 @@ def check_matches(problems: Sequence[Problem], plan: Plan) -> None:
     names.
     """
     for i, rule in enumerate(plan.rules):
-        here = [
+        in_direction = [
             p
             for p in problems
             if rule.direction in (None, direction_named(p.name) or rule.direction)
         ]
-        if here and not any(matches(problem, rule) for problem in here):
+        if in_direction and not any(matches(problem, rule) for problem in in_direction):
             raise InputError(
-                f"rule {i + 1} ({rule}) matches no collective of {', '.join(p.name for p in here)}:"
-                f" {_hint(here, rule)}"
+                f"rule {i + 1} ({rule}) matches no collective of {', '.join(p.name for p in in_direction)}:"
+                f" {_hint(in_direction, rule)}"
             )
 
 
@@ -214,11 +216,13 @@ def _slot(problem: Problem, rank: int) -> int:
     return bisect_left(problem.compute_order, rank)
 
 
-def _groups(asked: Demands, i: int, rule: Rule, matched: dict[int, re.Match[str]]) -> list[Group]:
+def _groups(
+    demanded: Demands, i: int, rule: Rule, matched: dict[int, re.Match[str]]
+) -> list[Group]:
     """Return the groups that ``rule`` makes of its matches: one for each kind, and each value of
     ``by``.
     """
-    problem = asked.problem
+    problem = demanded.problem
     found: dict[tuple[str, str], list[int]] = {}
     for c, match in matched.items():
         found.setdefault(
@@ -227,48 +231,50 @@ def _groups(asked: Demands, i: int, rule: Rule, matched: dict[int, re.Match[str]
     return [Group(members=tuple(members), closed=rule.closed, rule=i) for members in found.values()]
 
 
-def _checked_groups(asked: Demands) -> dict[int, tuple[int, Group]]:
+def _checked_groups(demanded: Demands) -> dict[int, tuple[int, Group]]:
     """Return for each collective in a group the number of the group."""
-    problem = asked.problem
+    problem = demanded.problem
     groups: dict[int, tuple[int, Group]] = {}
-    for number, group in enumerate(asked.groups):
+    for number, group in enumerate(demanded.groups):
         for c in group.members:
             if c in groups:
-                raise asked.wrong(
-                    [groups[c][1].rule, group.rule], f"{asked.name(c)} would be in two groups"
+                raise demanded.wrong(
+                    [groups[c][1].rule, group.rule], f"{demanded.name(c)} would be in two groups"
                 )
-            if c in asked.alone and len(group.members) > 1:
-                raise asked.wrong(
-                    [asked.alone[c], group.rule], f"{asked.name(c)} cannot be alone and in a group"
+            if c in demanded.alone and len(group.members) > 1:
+                raise demanded.wrong(
+                    [demanded.alone[c], group.rule],
+                    f"{demanded.name(c)} cannot be alone and in a group",
                 )
             if not problem.collectives[c].may_share and len(group.members) > 1:
-                raise asked.wrong(
-                    [group.rule], f"{asked.name(c)} cannot share a launch: it writes where it reads"
+                raise demanded.wrong(
+                    [group.rule],
+                    f"{demanded.name(c)} cannot share a launch: it writes where it reads",
                 )
             groups[c] = number, group
         keys = {problem.collectives[c].key: c for c in group.members}
         if len(keys) > 1:
             one, other = sorted(keys.values())[:2]
-            raise asked.wrong(
+            raise demanded.wrong(
                 [group.rule],
-                f"{_differ(asked, one, other)}; narrow match, or tell them apart with by",
+                f"{_differ(demanded, one, other)}; narrow match, or tell them apart with by",
             )
     return groups
 
 
-def _differ(asked: Demands, one: int, other: int) -> str:
-    a, b = (asked.problem.keys[asked.problem.collectives[c].key] for c in (one, other))
+def _differ(demanded: Demands, one: int, other: int) -> str:
+    a, b = (demanded.problem.keys[demanded.problem.collectives[c].key] for c in (one, other))
     fields = ("group", "reduce_op", "dtype", "device")
     what = next(name for name in fields if getattr(a, name) != getattr(b, name))
     label = {"group": "process group"}.get(what, what)
     return (
-        f"{asked.name(one)} and {asked.name(other)} cannot share a launch: {label}"
+        f"{demanded.name(one)} and {demanded.name(other)} cannot share a launch: {label}"
         f" {getattr(a, what)} and {getattr(b, what)}"
     )
 
 
 def _prefetched(
-    asked: Demands,
+    demanded: Demands,
     i: int,
     distance: int,
     kind: str | None,
@@ -278,31 +284,31 @@ def _prefetched(
     """Return the launches so many compute nodes before the first that needs the collective, or its
     group.
     """
-    problem = asked.problem
+    problem = demanded.problem
     starts = []
     for c in matched:
         needs = [problem.needs[d][0] for d in mates.get(c, (c,)) if problem.needs[d]]
         if needs:
             starts.append((c, max(_slot(problem, min(needs)) - distance, 0), i))
         elif kind is not None:
-            raise asked.wrong(
+            raise demanded.wrong(
                 [i],
-                f"no compute node needs {asked.name(c)}, so that nothing can be launched ahead"
+                f"no compute node needs {demanded.name(c)}, so that nothing can be launched ahead"
                 " of it",
             )
     if matched and not starts:
-        raise asked.wrong(
+        raise demanded.wrong(
             [i],
             "no compute node needs what it matches, so that nothing can be launched ahead of it",
         )
     return starts
 
 
-def _start_slot(asked: Demands, i: int, rule: Rule, match: re.Match[str]) -> int:
-    problem = asked.problem
+def _start_slot(demanded: Demands, i: int, rule: Rule, match: re.Match[str]) -> int:
+    problem = demanded.problem
     if isinstance(rule.start, int):
         if not 0 <= rule.start < problem.num_nodes:
-            raise asked.wrong(
+            raise demanded.wrong(
                 [i],
                 f"start: expected the rank of a node, below {problem.num_nodes}; found"
                 f" {rule.start}",
@@ -324,7 +330,7 @@ def _start_slot(asked: Demands, i: int, rule: Rule, match: re.Match[str]) -> int
     if not slots:
         plain = re.sub(r"\\(.)", r"\1", pattern.pattern)
         near = get_close_matches(plain, modules, n=_NEAREST, cutoff=0.3) or list(modules)[:_NEAREST]
-        raise asked.wrong(
+        raise demanded.wrong(
             [i],
             f"start: no compute node is in a module {pattern.pattern!r}; the nearest are"
             f" {', '.join(near)}",

@@ -84,14 +84,14 @@ def _keys_of(problems: Sequence[Problem], name: str, kind: CollectiveKind) -> di
     """
     keys: dict[str, int] = {}
     for problem in problems:
-        mine = [
+        of_module = [
             c
             for c in problem.collectives
             if c.module == name and not c.on_path and problem.keys[c.key].kind == kind
         ]
-        if not all(c.may_share for c in mine) or len({c.key for c in mine}) > 1:
+        if not all(c.may_share for c in of_module) or len({c.key for c in of_module}) > 1:
             return {}
-        keys.update((problem.name, c.key) for c in mine)
+        keys.update((problem.name, c.key) for c in of_module)
     return keys
 
 

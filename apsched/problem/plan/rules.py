@@ -75,12 +75,12 @@ class Rule:
             raise self._wrong(
                 f"direction: expected {' or '.join(DIRECTIONS)}; found {self.direction!r}"
             )
-        asked = [name for name in ("forbid", "group", "pin") if getattr(self, name)]
+        demanded = [name for name in ("forbid", "group", "pin") if getattr(self, name)]
         timed = [name for name in ("prefetch", "start") if getattr(self, name) is not None]
-        if not asked and not timed:
+        if not demanded and not timed:
             raise self._wrong("it asks for nothing; say forbid, group, pin, prefetch or start")
-        if len(asked) > 1 or len(timed) > 1 or (self.pin and timed):
-            raise self._wrong(f"{' and '.join([*asked, *timed])} contradict each other")
+        if len(demanded) > 1 or len(timed) > 1 or (self.pin and timed):
+            raise self._wrong(f"{' and '.join([*demanded, *timed])} contradict each other")
         if not self.group and (self.by or self.closed):
             raise self._wrong(f"{'by' if self.by else 'closed'} belongs to group = true")
 
@@ -143,9 +143,9 @@ class Rule:
 
     def __str__(self) -> str:
         about = [f"match '{self.match}'", *(word for word in (self.kind, self.direction) if word)]
-        return f"{', '.join(about)}: {', '.join(self._asked()) or 'nothing'}"
+        return f"{', '.join(about)}: {', '.join(self._demands()) or 'nothing'}"
 
-    def _asked(self) -> Iterable[str]:
+    def _demands(self) -> Iterable[str]:
         yield from (name for name in ("forbid", "pin") if getattr(self, name))
         if self.group:
             yield " ".join(

@@ -18,7 +18,7 @@ from apsched.report.page.apply import how_to_apply
 from apsched.report.page.columns import packed, page_data
 from apsched.report.page.frontier import (
     Frontier,
-    Here,
+    RunPoint,
     frontier_data,
     frontier_tables,
     graph_names,
@@ -57,23 +57,25 @@ def report_page(run: SolvedRun, frontiers: Sequence[Frontier] = (), heading: str
     """
     heading = heading or run.source
     ids = section_ids(run.graphs)
-    here = (
+    run_points = (
         ()
         if frontiers and heading != run.source
-        else tuple(_here(graph, frontiers) for graph in run.graphs)
+        else tuple(_run_point(graph, frontiers) for graph in run.graphs)
     )
     graphs = "\n".join(_graph_section(graph, g, ids[g]) for g, graph in enumerate(run.graphs))
-    frontier = _frontier_section(frontiers, here)
-    first, then = (graphs, frontier) if here else (frontier, graphs)
+    frontier = _frontier_section(frontiers, run_points)
+    first, then = (graphs, frontier) if run_points else (frontier, graphs)
     anchors = [*zip(ids, (_title(graph) for graph in run.graphs), strict=True)]
-    anchors = [*anchors, ("frontier", "frontier")] if here else [("frontier", "frontier"), *anchors]
+    anchors = (
+        [*anchors, ("frontier", "frontier")] if run_points else [("frontier", "frontier"), *anchors]
+    )
     links = "".join(f'<a href="#{escape(anchor)}">{escape(title)}</a>' for anchor, title in anchors)
     versions = ", ".join(
         f"{name} {version}"
         for name, version in (run.graphs[0].versions if run.graphs else {}).items()
         if version
     )
-    data = packed({**page_data(run), "frontiers": frontier_data(frontiers, here)})
+    data = packed({**page_data(run), "frontiers": frontier_data(frontiers, run_points)})
     page = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -120,25 +122,25 @@ def _title(graph: SolvedGraph) -> str:
     return graph.title or graph.result.problem.name
 
 
-def _here(graph: SolvedGraph, frontiers: Sequence[Frontier]) -> Here:
+def _run_point(graph: SolvedGraph, frontiers: Sequence[Frontier]) -> RunPoint:
     name = graph.result.problem.name
-    return Here(
+    return RunPoint(
         graph=name,
         title="" if any(line.graph == name for line in frontiers) else name,
         point=point_of(graph),
     )
 
 
-def _frontier_section(frontiers: Sequence[Frontier], here: Sequence[Here]) -> str:
+def _frontier_section(frontiers: Sequence[Frontier], run_points: Sequence[RunPoint]) -> str:
     """Return memory against step time, of each graph."""
     known = {line.graph for line in frontiers}
     alone = [
         Frontier(graph=one.graph, title=one.graph, points=())
-        for one in here
+        for one in run_points
         if one.graph not in known
     ]
     parts = []
-    for f, name in enumerate(graph_names(frontiers, here)):
+    for f, name in enumerate(graph_names(frontiers, run_points)):
         hint = f"<p>{escape(_NO_STUDY)}</p>" if name not in known else ""
         title = f"Memory against step time, {name}"
         range_button = (
@@ -156,7 +158,7 @@ def _frontier_section(frontiers: Sequence[Frontier], here: Sequence[Here]) -> st
             tools=range_button,
             after=after,
         )
-        tables = frontier_tables(name, (*frontiers, *alone), here)
+        tables = frontier_tables(name, (*frontiers, *alone), run_points)
         parts.append(f"<h3>{escape(name)}</h3>\n{hint}{picture}\n{tables}")
     return (
         '<section class="graph" id="frontier"><h2>Frontier: memory against step time</h2>\n'

@@ -88,7 +88,7 @@ class Frontier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Here:
+class RunPoint:
     """The point of the run that the report is about."""
 
     graph: str
@@ -126,7 +126,9 @@ def _baseline(score: Score) -> Baseline:
     )
 
 
-def frontier_data(frontiers: Sequence[Frontier], here: Sequence[Here]) -> list[dict[str, Any]]:
+def frontier_data(
+    frontiers: Sequence[Frontier], run_points: Sequence[RunPoint]
+) -> list[dict[str, Any]]:
     """Return what the pictures are drawn from: one for each graph, exact in ticks and bytes."""
     return [
         {
@@ -141,16 +143,18 @@ def frontier_data(frontiers: Sequence[Frontier], here: Sequence[Here]) -> list[d
                 if line.graph == name
             ],
             "here": [
-                {"title": one.title, **_point(one.point)} for one in here if one.graph == name
+                {"title": one.title, **_point(one.point)} for one in run_points if one.graph == name
             ],
         }
-        for name in graph_names(frontiers, here)
+        for name in graph_names(frontiers, run_points)
     ]
 
 
-def graph_names(frontiers: Sequence[Frontier], here: Sequence[Here]) -> tuple[str, ...]:
+def graph_names(frontiers: Sequence[Frontier], run_points: Sequence[RunPoint]) -> tuple[str, ...]:
     """Return the graphs, each once."""
-    return tuple(dict.fromkeys([*(one.graph for one in here), *(line.graph for line in frontiers)]))
+    return tuple(
+        dict.fromkeys([*(one.graph for one in run_points), *(line.graph for line in frontiers)])
+    )
 
 
 def _point(point: FrontierPoint) -> dict[str, Any]:
@@ -168,23 +172,29 @@ def _point(point: FrontierPoint) -> dict[str, Any]:
     }
 
 
-def frontier_tables(graph: str, frontiers: Sequence[Frontier], here: Sequence[Here]) -> str:
+def frontier_tables(
+    graph: str, frontiers: Sequence[Frontier], run_points: Sequence[RunPoint]
+) -> str:
     """Return a table of all points of each frontier of ``graph``, and what it says as a whole."""
     parts = [
-        _part(line, [one for one in here if one.graph == graph and one.title in ("", line.title)])
+        _part(
+            line,
+            [one for one in run_points if one.graph == graph and one.title in ("", line.title)],
+        )
         for line in frontiers
         if line.graph == graph
     ]
     return "\n".join(parts)
 
 
-def _part(line: Frontier, here: Sequence[Here]) -> str:
-    mine = [one.point for one in here]
+def _part(line: Frontier, run_points: Sequence[RunPoint]) -> str:
+    own_points = [one.point for one in run_points]
     shown = sorted(
-        [*line.points, *mine], key=lambda p: (p.cap_bytes is None, p.needed_bytes, p.name == "")
+        [*line.points, *own_points],
+        key=lambda p: (p.cap_bytes is None, p.needed_bytes, p.name == ""),
     )
     rows = [_row(point) for point in shown]
-    best = next((k for k, point in enumerate(shown) if point in mine), -1)
+    best = next((k for k, point in enumerate(shown) if point in own_points), -1)
     caption = (
         f"{_captured(shown)}ms per GiB: what the memory between the cap before and this one bought"
     )

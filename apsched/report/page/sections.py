@@ -119,11 +119,11 @@ def certificate(result: Result) -> str:
         for share in shares(result)
     ]
     lines = [line.strip() for line in summary_lines(result) if not line.startswith("  rests on")]
-    if said := memory_text(result):
-        lines.append(said)
-    said_lines = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    if memory := memory_text(result):
+        lines.append(memory)
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     head = ("the step time rests on", "time", "share", "of it exposed", "where")
-    return f"<ul>{said_lines}</ul>\n<div class=wide>{table(head, rows, text=(4,))}</div>"
+    return f"<ul>{items}</ul>\n<div class=wide>{table(head, rows, text=(4,))}</div>"
 
 
 def launches(graph: SolvedGraph) -> str:

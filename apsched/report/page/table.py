@@ -36,5 +36,5 @@ def table(
 
     top = "".join(cell('th scope="col"', k, name) for k, name in enumerate(head))
     body = "\n".join(line(row, r) for r, row in enumerate(rows))
-    said = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return f"<table>{said}<thead><tr>{top}</tr></thead><tbody>\n{body}\n</tbody></table>"
+    caption_html = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f"<table>{caption_html}<thead><tr>{top}</tr></thead><tbody>\n{body}\n</tbody></table>"

@@ -58,7 +58,9 @@ def furthest_move(problem: Problem, schedule: Schedule) -> int:
     captured, now = problem.captured_order, compute_places(problem, schedule)
     furthest = 0
     for chain in problem.captured_chains:
-        mine = {node: k for k, node in enumerate(chain)}
-        order = (mine[captured[place]] for place in now if captured[place] in mine)
+        place_in_chain = {node: k for k, node in enumerate(chain)}
+        order = (
+            place_in_chain[captured[place]] for place in now if captured[place] in place_in_chain
+        )
         furthest = max(furthest, max((abs(k - own) for k, own in enumerate(order)), default=0))
     return furthest

@@ -137,8 +137,8 @@ def exposed_lines(found: Sequence[Stall], most: int = 5) -> tuple[str, ...]:
         )
     others = found[most:]
     for why in StallCause:
-        mine = [e for e in others if e.why is why]
-        if mine:
-            total = show_us(ticks_to_us(sum(e.stall_ticks for e in mine)))
-            lines.append(f"    {total:>12}  {len(mine)} more, {why}")
+        of_reason = [e for e in others if e.why is why]
+        if of_reason:
+            total = show_us(ticks_to_us(sum(e.stall_ticks for e in of_reason)))
+            lines.append(f"    {total:>12}  {len(of_reason)} more, {why}")
     return tuple(lines)

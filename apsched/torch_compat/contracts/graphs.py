@@ -78,9 +78,9 @@ def _sizes_that_depend_on_data() -> None:
     expect(not env.guards, "and no guard is added")
 
 
-@contract("said_to_compile")
-def _said_to_compile() -> None:
-    with private.said_to_compile():
+@contract("compiling_context")
+def _compiling_context() -> None:
+    with private.compiling_context():
         expect(
             torch.compiler.is_compiling(),
             "torch.compiler.is_compiling() is true in a module that asks while it is traced",
@@ -216,9 +216,10 @@ def _node_source() -> None:
     graph = Graph()
     node = graph.placeholder("x")
     source = private.node_source(node, "apsched")
-    told = source.to_dict()
+    fields = source.to_dict()
     expect(
-        (told["name"], told["pass_name"], told["action"]) == ("x", "apsched", "create+replace"),
+        (fields["name"], fields["pass_name"], fields["action"])
+        == ("x", "apsched", "create+replace"),
         "a node source says where from",
     )
     made = graph.call_function(torch.sin, (node,))

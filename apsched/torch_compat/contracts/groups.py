@@ -131,15 +131,17 @@ def _schedule_overlap() -> None:
     )
     with group(2, fake=True):
         module = gathers()
-        asked: list[torch.fx.Node] = []
+        priced: list[torch.fx.Node] = []
 
         def estimate_ms(node: torch.fx.Node, size_bytes: int | None) -> float:
-            asked.append(node)
+            priced.append(node)
             return 0.01
 
         private.schedule_overlap(module, estimate_ms)
         module.graph.lint()
-        expect(asked and 1 <= _launches(module) <= 2, "it asks for times, and leaves a sound graph")
+        expect(
+            priced and 1 <= _launches(module) <= 2, "it asks for times, and leaves a sound graph"
+        )
 
 
 @contract("schedule_overlap_by_module")

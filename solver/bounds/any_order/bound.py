@@ -107,31 +107,31 @@ def _rows(at: InAnyOrder) -> list[Row]:
     jobs = compute_jobs(loose, ends)
     _, head, tail = critical_jobs(jobs.head, jobs.tail, jobs.ticks)
     compute_order = (ends.head_of_compute >= head) & (ends.tail_of_compute >= tail)
-    mine = (ends.head >= head) & (tail_of_main(loose, ends) >= tail)
+    critical = (ends.head >= head) & (tail_of_main(loose, ends) >= tail)
     rows.append(
         Row(
             float(head + tail + compute_ticks[compute_order].sum()),
-            np.where(mine, costs.launch, 0.0),
-            np.where(mine, copies, 0.0),
+            np.where(critical, costs.launch, 0.0),
+            np.where(critical, copies, 0.0),
         )
     )
     for stream, jobs in jobs_of_streams(loose, ends).items():
-        here = loose.stream == stream
+        on_stream = loose.stream == stream
         _, head, tail = critical_jobs(jobs.head, jobs.tail, jobs.ticks)
-        mine = here & (ends.head + loose.work.launch >= head) & (ends.tail >= tail)
+        critical = on_stream & (ends.head + loose.work.launch >= head) & (ends.tail >= tail)
         rows.append(
             Row(
                 float(head + tail),
-                np.where(mine, costs.transfer, 0.0),
-                np.where(mine, costs.rate, 0.0),
+                np.where(critical, costs.transfer, 0.0),
+                np.where(critical, costs.rate, 0.0),
             )
         )
         least_head, least_tail = int(jobs.head.min()), int(jobs.tail.min())
         rows.append(
             Row(
                 float(least_head + least_tail),
-                np.where(here, costs.transfer, 0.0),
-                np.where(here, costs.rate, 0.0),
+                np.where(on_stream, costs.transfer, 0.0),
+                np.where(on_stream, costs.rate, 0.0),
             )
         )
     return decidable(at.instance.arrays, rows)

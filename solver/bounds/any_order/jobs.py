@@ -162,13 +162,15 @@ def compute_jobs(loose: Loose, ends: Ends) -> Jobs:
 
 def jobs_of_streams(loose: Loose, ends: Ends) -> dict[int, Jobs]:
     """Return the transfers of each group's stream: (V5)."""
-    here = {stream: np.nonzero(loose.stream == stream)[0] for stream in range(len(loose.streams))}
+    of_stream = {
+        stream: np.nonzero(loose.stream == stream)[0] for stream in range(len(loose.streams))
+    }
     return {
         stream: Jobs(
-            head=(ends.head + loose.work.launch)[mine],
-            tail=ends.tail[mine],
-            ticks=loose.work.load[mine],
+            head=(ends.head + loose.work.launch)[collectives],
+            tail=ends.tail[collectives],
+            ticks=loose.work.load[collectives],
         )
-        for stream, mine in here.items()
-        if len(mine)
+        for stream, collectives in of_stream.items()
+        if len(collectives)
     }

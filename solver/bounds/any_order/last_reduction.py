@@ -38,15 +38,15 @@ def tail_bound(
     before, follows = np.zeros(len(items), np.bool_), np.zeros(len(items), np.int64)
     best = TimeBound(ticks=0, source=BoundSource.COMPUTE)
     for stream in np.unique(loose.stream[reductions]).tolist():
-        here = reductions[loose.stream[reductions] == stream]
+        on_stream = reductions[loose.stream[reductions] == stream]
         others = [
             s for s in np.argsort(-load, kind="stable").tolist() if s != stream and load[s] > 0
         ][:1]
-        away = reductions[np.isin(loose.stream[reductions], others)]
-        owner = owners(items.before_begin, items.before_list, items.of_collective, here, away)[
-            items.of_compute
-        ]
-        late = here[np.argsort(-(ends.head + loose.work.transfer)[here], kind="stable")][
+        elsewhere = reductions[np.isin(loose.stream[reductions], others)]
+        owner = owners(
+            items.before_begin, items.before_list, items.of_collective, on_stream, elsewhere
+        )[items.of_compute]
+        late = on_stream[np.argsort(-(ends.head + loose.work.transfer)[on_stream], kind="stable")][
             :_MOST_LAST
         ]
         for last in late.tolist():
@@ -62,22 +62,25 @@ def tail_bound(
                 follows,
             )
             done = before[items.of_compute]
-            mine = before[items.of_collective]
+            item_before = before[items.of_collective]
             own = np.bincount(
                 owner[~done & (owner >= 0)],
                 weights=compute_ticks[~done & (owner >= 0)],
-                minlength=len(mine),
+                minlength=len(item_before),
             )
             sooner = own.astype(np.int64) + loose.work.main
             run = int(compute_ticks[done].sum()) + int(
-                loose.work.main[mine].sum() + loose.work.main[last]
+                loose.work.main[item_before].sum() + loose.work.main[last]
             )
-            open_here, open_away = here[~mine[here] & (here != last)], away[~mine[away]]
-            for share in _SHARES if len(away) else (0.0,):
+            open_on_stream, open_elsewhere = (
+                on_stream[~item_before[on_stream] & (on_stream != last)],
+                elsewhere[~item_before[elsewhere]],
+            )
+            for share in _SHARES if len(elsewhere) else (0.0,):
                 ticks = run + (1 - share) * (float(costs.transfer[last]) - 1)
                 ticks += (
-                    np.minimum(sooner, (1 - share) * behind)[open_here].sum()
-                    + np.minimum(sooner, share * behind)[open_away].sum()
+                    np.minimum(sooner, (1 - share) * behind)[open_on_stream].sum()
+                    + np.minimum(sooner, share * behind)[open_elsewhere].sum()
                 )
                 if ticks * (1 - 1e-9) > best.ticks:
                     best = TimeBound(
@@ -89,14 +92,18 @@ def tail_bound(
 
 @compiled
 def owners(
-    before_begin: Ints, before_list: Ints, of_collective: Ints, here: Ints, away: Ints
+    before_begin: Ints,
+    before_list: Ints,
+    of_collective: Ints,
+    first_choice: Ints,
+    second_choice: Ints,
 ) -> Ints:
-    """Return for each item a collective of ``here``, or else of ``away``, that it is or comes
+    """Return for each item a collective of ``first_choice``, or else of ``second_choice``, that it is or comes
     before; -1 for none.
     """
     owner = np.full(len(before_begin) - 1, -1, np.int64)
     rank = np.zeros(len(of_collective), np.int64)
-    rank[here], rank[away] = 2, 1
+    rank[first_choice], rank[second_choice] = 2, 1
     collective = np.full(len(owner), -1, np.int64)
     for c in range(len(of_collective)):
         if rank[c] > 0:

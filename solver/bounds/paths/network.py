@@ -183,13 +183,13 @@ class _OnPath:
             int, dict[int, float]
         ] = {}  # collective -> slot -> the longest chain from there to its end
         for c in map(int, np.nonzero(arrays.on_path & (arrays.need_slot < num_compute))[0]):
-            mine = {int(arrays.ready_slot[c]): 0.0}
+            longest = {int(arrays.ready_slot[c]): 0.0}
             for d in map(int, arrays.awaited_by(c)):
                 for slot, ticks in ways.get(d, {}).items():
-                    mine[slot] = max(mine.get(slot, 0.0), ticks)
+                    longest[slot] = max(longest.get(slot, 0.0), ticks)
             need = int(arrays.need_slot[c])
             ways[c] = {
-                slot: ticks + takes[c] + arrays.transfer_ticks[c] for slot, ticks in mine.items()
+                slot: ticks + takes[c] + arrays.transfer_ticks[c] for slot, ticks in longest.items()
             }
             for slot, ticks in ways[c].items():
                 if slot >= need:
@@ -239,9 +239,11 @@ def _fill(
     for start, end in made.classes:
         constant[made.block("flow", start, end)] = run + weights.launch[slots]
     for s in made.prefix_streams:
-        mine = [p for p in parts if p.gathers and p.stream == s]
+        on_stream = [p for p in parts if p.gathers and p.stream == s]
         lead = np.where(
-            slots >= min(int(p.slot.min()) for p in mine), min(_lead(p) for p in mine), 0.0
+            slots >= min(int(p.slot.min()) for p in on_stream),
+            min(_lead(p) for p in on_stream),
+            0.0,
         )
         for end in made.ends:
             constant[made.block("enter", s, end)] = lead - weights.launch[slots]
@@ -250,10 +252,10 @@ def _fill(
         if made.has_on_path:
             constant[made.block("path_enter", s)] = lead
     for s in made.suffix_streams:
-        mine = [p for p in parts if not p.gathers and p.stream == s]
+        on_stream = [p for p in parts if not p.gathers and p.stream == s]
         rest = np.where(
-            slots <= max(int(p.slot.max()) for p in mine),
-            min(float(p.epilogue.min()) for p in mine),
+            slots <= max(int(p.slot.max()) for p in on_stream),
+            min(float(p.epilogue.min()) for p in on_stream),
             0.0,
         )
         for start, end in made.classes:
@@ -272,10 +274,10 @@ def _fill(
     for p in parts:
         counted[p.index] = True
     for s in {*made.prefix_streams, *made.suffix_streams}:
-        here = arrays.stream == s
-        others = np.nonzero(here & ~counted & ~arrays.bucketable)[0]
-        first = int(arrays.ready_slot[here].min())
-        last = min(int(arrays.need_slot[here].max()), len(arrays.compute_ticks))
+        on_stream = arrays.stream == s
+        others = np.nonzero(on_stream & ~counted & ~arrays.bucketable)[0]
+        first = int(arrays.ready_slot[on_stream].min())
+        last = min(int(arrays.need_slot[on_stream].max()), len(arrays.compute_ticks))
         constant[made.offset["whole", s, 0]] = (
             before[first] + before[-1] - before[last] + arrays.transfer_ticks[others].sum()
         )

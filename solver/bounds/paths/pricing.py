@@ -277,12 +277,12 @@ def _edges(arrays: ProblemArrays, parts: list[BucketCosts], part: BucketCosts) -
     Gathers: back to the need before. Reductions: on to the next ready slot, and at most the least
     transfer of the stream.
     """
-    here = [p for p in parts if p.stream == part.stream and p.gathers == part.gathers]
-    slots, counts = np.unique(np.concatenate([p.slot for p in here]), return_counts=True)
+    same_stream = [p for p in parts if p.stream == part.stream and p.gathers == part.gathers]
+    slots, counts = np.unique(np.concatenate([p.slot for p in same_stream]), return_counts=True)
     done = arrays.time_before.astype(np.float64)[slots]
     steps = np.diff(done)
     reach = np.append(np.inf, steps) if part.gathers else np.append(steps, np.inf)
-    most = np.inf if part.gathers else min(float(p.transfer.min()) for p in here)
+    most = np.inf if part.gathers else min(float(p.transfer.min()) for p in same_stream)
     edges: Floats = np.where(counts == 1, np.minimum(reach, most), 0.0)[
         np.searchsorted(slots, part.slot)
     ]

@@ -315,15 +315,15 @@ class WindowView:
                 if whole.storage_last_compute[s] >= 0
                 else []
             )
-            mine = []
+            touching = []
             for g in whole.touches_of(s):
                 if int(g) in index:
-                    mine.append(index[int(g)])
+                    touching.append(index[int(g)])
                 else:
                     ends.append(self._operation_at(int(self.where.attached_position[g])))
             inside = [self._segment_of(i) for i in ends if i >= self.window.first]
             last.append(max(inside, default=-1))
-            touches.append(mine)
+            touches.append(touching)
         return {
             "storage_bytes": whole.storage_bytes[kept],
             "storage_birth_compute": np.array(birth_compute, dtype=np.int64),

@@ -25,7 +25,7 @@ from apsched.schedule.result import ALTERNATING, IN_A_ROW
 from apsched.schedule.schedule import Schedule, Step, StepKind
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
-from apsched.solver import solve_as_asked
+from apsched.solver import solve_requested
 from apsched.solver.interleave.interleave import _MERGES
 from apsched.solver.interleave.merge import Merge, Rule, merged, units_of
 from tests.helpers.problems.by_hand import ByHand
@@ -94,7 +94,7 @@ def test_far_apart_is_one_behind_the_other(problems):
 def test_the_answer_is_no_slower_than_in_a_row_and_beats_it_in_forward(problems):
     caps = Caps(max_compute_move=200)
     for problem in problems:
-        answer = solve_as_asked(problem, caps, QUICK)
+        answer = solve_requested(problem, caps, QUICK)
         assert not verify(problem, answer.best.schedule, caps)
         assert furthest_move(problem, answer.best.schedule) <= 200
         timeline = simulate(problem, answer.best.schedule)
@@ -117,25 +117,25 @@ def test_the_answer_is_no_slower_than_in_a_row_and_beats_it_in_forward(problems)
 
 
 def test_compute_as_captured_and_plans_that_name_places_are_not_interleaved(problems):
-    answer = solve_as_asked(problems[0], Caps(max_compute_move=0), QUICK)
+    answer = solve_requested(problems[0], Caps(max_compute_move=0), QUICK)
     assert IN_A_ROW not in {b.name for b in answer.baselines}
 
 
 def test_a_memory_cap_holds_and_interleaving_gives_way_step_by_step(problems):
     backward = problems[1]
-    free = solve_as_asked(backward, Caps(max_compute_move=200), QUICK)
+    free = solve_requested(backward, Caps(max_compute_move=200), QUICK)
     caps = Caps(max_compute_move=200, memory_cap_bytes=free.floor_memory_bytes)
-    tight = solve_as_asked(backward, caps, QUICK)
+    tight = solve_requested(backward, caps, QUICK)
     assert tight.best.peak_memory_bytes <= caps.memory_cap_bytes
     assert tight.best.step_time_ticks >= free.bound_ticks
-    none = solve_as_asked(backward, replace(caps, memory_cap_bytes=1), QUICK)
+    none = solve_requested(backward, replace(caps, memory_cap_bytes=1), QUICK)
     assert none.best is None
 
 
 def test_a_start_that_is_interleaved_is_a_start(problems):
     caps = Caps(max_compute_move=200)
-    known = solve_as_asked(problems[0], caps, QUICK)
-    again = solve_as_asked(problems[0], caps, SolveOptions(budget=0.0), start=known.best.schedule)
+    known = solve_requested(problems[0], caps, QUICK)
+    again = solve_requested(problems[0], caps, SolveOptions(budget=0.0), start=known.best.schedule)
     assert again.best.step_time_ticks <= known.best.step_time_ticks
 
 

@@ -50,8 +50,8 @@ def counted_solve(problem, caps, options, **how) -> SolveResult:
     return scheduled_solve(problem, caps, options, **how)
 
 
-scheduled_solve, scheduled_answered = scheduled.solve_as_asked, scheduled.answered
-scheduled.solve_as_asked = counted_solve
+scheduled_solve, scheduled_answered = scheduled.solve_requested, scheduled.answered
+scheduled.solve_requested = counted_solve
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def cases(rank: int, world_size: int, folder: Path) -> dict[str, Case]:
         def breaks(*arguments: object, **more: object) -> SolveResult:
             raise ZeroDivisionError("a bug")
 
-        with instead("solve_as_asked", breaks):
+        with instead("solve_requested", breaks):
             return schedule(toy(everybody)).code
 
     def too_late() -> object:
@@ -324,7 +324,7 @@ def harmed(scenario: str) -> dict[str, object]:
         return fast is captured.module
 
     dist.barrier()
-    with instead("solve_as_asked", ends):
+    with instead("solve_requested", ends):
         return outcome(run)
 
 

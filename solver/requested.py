@@ -29,7 +29,7 @@ _SHARE_OF_BOUND = 0.1
 """Of the budget, what the whole formulation gets to prove a bound for all orders."""
 
 
-def solve_as_asked(
+def solve_requested(
     problem: Problem,
     caps: Caps | None = None,
     options: SolveOptions | None = None,
@@ -64,7 +64,7 @@ def _with_chains(
     within a chain, the cap on them bounds no place in the whole.
     """
     alone = replace(problem, chains=())
-    in_a_row = solve_as_asked(alone, caps, options, progress=progress, start=start)
+    in_a_row = solve_requested(alone, caps, options, progress=progress, start=start)
     instance = Instance.of(problem, replace(caps, max_compute_move=None))
     bound = best_bound(instance, Orders(instance))
     found = interleaved(problem, caps, options, in_a_row, near_enough(bound, options))

@@ -19,7 +19,7 @@ KEPT_FILE = "kept.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedToKeep:
+class KeepRequest:
     """What is to be kept."""
 
     mode: str = NONE
@@ -53,23 +53,23 @@ def _fits(entry: str, names: Sequence[str]) -> list[str]:
     return [n for n in names if n == entry] or [n for n in names if re.fullmatch(entry, n)]
 
 
-def asked_to_keep(
+def keep_request(
     stated: str | PathLike[str] | Iterable[str] | None, label: str = "--keep"
-) -> AskedToKeep:
+) -> KeepRequest:
     """Return what is stated: ``none``, ``all``, ``auto``, the path of a file, or in Python a
     sequence of names; ``None`` is ``none``.
     """
     if stated is None:
-        return AskedToKeep()
+        return KeepRequest()
     if isinstance(stated, str) and stated in (NONE, ALL, AUTO):
-        return AskedToKeep(mode=stated)
+        return KeepRequest(mode=stated)
     if isinstance(stated, str | PathLike):
-        return AskedToKeep(mode="names", entries=_checked(_entries(stated, label), label))
+        return KeepRequest(mode="names", entries=_checked(_entries(stated, label), label))
     if not isinstance(stated, Iterable) or not all(isinstance(s, str) for s in (*stated,)):
         raise InputError(
             f"{label}: expected auto, none, all, a file or names of parameters; found {stated!r}"
         )
-    return AskedToKeep(mode="names", entries=_checked(tuple(stated), label))
+    return KeepRequest(mode="names", entries=_checked(tuple(stated), label))
 
 
 def kept_file(kept: Choice) -> bytes:

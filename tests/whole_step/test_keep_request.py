@@ -7,34 +7,34 @@ import pytest
 
 from apsched.cli.main import main
 from apsched.errors import InputError
-from apsched.whole_step.asked import AskedToKeep, asked_to_keep, kept_file
 from apsched.whole_step.choices import Choice
+from apsched.whole_step.keep_request import KeepRequest, keep_request, kept_file
 
 NAMES = ["layers.0.w", "layers.0.b", "layers.1.w", "norm.w"]
 
 
 @pytest.mark.parametrize("text", ["none", "all", "auto"])
 def test_words(text: str) -> None:
-    assert asked_to_keep(text) == AskedToKeep(mode=text)
-    assert asked_to_keep("all").chosen(NAMES) == Choice(NAMES)
-    assert asked_to_keep("none").chosen(NAMES) == Choice()
+    assert keep_request(text) == KeepRequest(mode=text)
+    assert keep_request("all").chosen(NAMES) == Choice(NAMES)
+    assert keep_request("none").chosen(NAMES) == Choice()
 
 
 def test_a_file_has_names_expressions_and_comments(tmp_path: Path) -> None:
     file = tmp_path / "kept.txt"
     file.write_text("# the last block\nlayers[.]1[.].*\n\nnorm.w  # and the norm\n")
-    assert asked_to_keep(file).chosen(NAMES) == {"layers.1.w", "norm.w"}
+    assert keep_request(file).chosen(NAMES) == {"layers.1.w", "norm.w"}
     file.write_bytes(kept_file(Choice(["norm.w", "layers.0.b"])))
     assert file.read_text() == "layers.0.b\nnorm.w\n"
-    assert asked_to_keep(str(file)).chosen(NAMES) == {"layers.0.b", "norm.w"}
+    assert keep_request(str(file)).chosen(NAMES) == {"layers.0.b", "norm.w"}
 
 
 def test_a_name_fits_itself_before_it_is_an_expression() -> None:
-    assert asked_to_keep(["a.b"]).chosen(["axb", "a.b"]) == {"a.b"}
+    assert keep_request(["a.b"]).chosen(["axb", "a.b"]) == {"a.b"}
 
 
 def test_an_entry_that_fits_nothing_is_refused_but_for_one_of_several_graphs() -> None:
-    asked = asked_to_keep(["norm.w", "layers.7.w"])
+    asked = keep_request(["norm.w", "layers.7.w"])
     with pytest.raises(InputError, match=r"such as layers.0.w\), found none that 'layers.7.w' fit"):
         asked.chosen(NAMES)
     assert asked.fitting(NAMES) == {"norm.w"}
@@ -50,14 +50,14 @@ def test_an_entry_that_fits_nothing_is_refused_but_for_one_of_several_graphs() -
 )
 def test_what_is_wrong_is_refused(stated: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        asked_to_keep(stated)  # type: ignore[arg-type]
+        keep_request(stated)  # type: ignore[arg-type]
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "kept.txt"
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="readable file"):
-        asked_to_keep(file)
+        keep_request(file)
 
 
 SOLVE = ["llama3-debug", "--mesh", "fsdp=4", "--seq", "32", "--layers", "1", "--budget", "0"]
