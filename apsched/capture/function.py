@@ -111,7 +111,7 @@ def capture_own(
     except Exception as error:
         raise InputError(
             f"{source}: expected a module that AOTAutograd can trace with these inputs, found"
-            f" {_told(error)}"
+            f" {_error_text(error)}"
         ) from error
     if num_ranks is not None and num_ranks > 1 and not _has_collectives(capture):
         warnings = (
@@ -151,8 +151,8 @@ def call_function(source: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
         raise
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"{source}: expected (module, inputs), but the function raised {_told(error)}; call it"
-            " by hand to see more"
+            f"{source}: expected (module, inputs), but the function raised {_error_text(error)};"
+            " call it by hand to see more"
         ) from None
     if not isinstance(result, tuple) or len(result) != 2:
         raise InputError(
@@ -240,7 +240,8 @@ def import_module(module_name: str, *, imported_for: str) -> object:
                 "run in its directory, or install its package beside apsched"
             ) from None
         raise InputError(
-            f"{imported_for}: importing {module_name} raised {_error_text(error)}; install what it needs"
+            f"{imported_for}: importing {module_name} raised {_error_text(error)}; install what it"
+            " needs"
         ) from None
     except (Exception, SystemExit) as error:
         raise InputError(

@@ -155,7 +155,7 @@ def request_with_buckets(
 def with_buckets(
     plan: "Plan", chosen_buckets: str | None, graphs: "Sequence[LoadedGraph]"
 ) -> "Plan":
-    """Return ``plan`` with the buckets that are ``chosen_buckets`` for: ``none``, ``block``, or a file with
+    """Return ``plan`` with the buckets of ``chosen_buckets``: ``none``, ``block``, or a file with
     an entry a line.
     """
     if chosen_buckets is None:

@@ -37,6 +37,6 @@ def check_inductor() -> None:
         settings_text = ", ".join(f"{name} = {value!r}" for name, value in found.items())
         raise InputError(
             "torch._inductor.config: expected Inductor's own passes over collectives to be off,"
-            f" found {settings_text}; turn them off (apsched.backend(inductor=True) does it by itself): they"
-            " would undo the schedule"
+            f" found {settings_text}; turn them off (apsched.backend(inductor=True) does it by"
+            " itself): they would undo the schedule"
         )

@@ -36,8 +36,8 @@ def kept_passes(
     names: Mapping[int, str],
     agreement: GraphAgreement | None,
 ) -> PassList:
-    """Return the passes after which the partitioner keeps what is ``request`` for of the parameters
-    in ``joint``, which are named already, and gathers the others again.
+    """Return the passes after which the partitioner keeps the parameters of ``request``, and
+    gathers the others of ``joint`` again; its parameters are named already.
 
     For ``auto`` the graphs are solved as one step with every parameter gathered again. With
     ``agreement`` one process rank does so for all that gather the same parameters.

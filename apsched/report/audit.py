@@ -103,10 +103,8 @@ def audit_lines(audit: Audit) -> tuple[str, ...]:
                 f" {show_bytes(change.scored.peak_memory_bytes)}"
             )
             share = 100 * gain / before.step_time_ticks
-            found.append(
-                f"    {k}. {_change_text(audit.result.problem, before, change)}: {share:.2f} % shorter"
-                f" ({figures})"
-            )
+            text = _change_text(audit.result.problem, before, change)
+            found.append(f"    {k}. {text}: {share:.2f} % shorter ({figures})")
             before = change.scored
     return tuple(found)
 

@@ -50,13 +50,13 @@ def robustness_table(found: list[tuple[str, Robustness]]) -> Table:
 def robustness_line(found: Robustness) -> str:
     """Return in one line what was gained over the schedule that believes the costs."""
     options, chosen, priced = found.options, found.chosen, found.as_priced
-    sentences = (
+    text = (
         f"  {options.count} scenarios, noise {options.noise:g}: in the worst of them"
         f" {100 * chosen.slower:.2f} % slower than priced"
     )
     if chosen == priced:
         return (
-            f"{sentences}; of {found.num_candidates} candidates the schedule that believes the costs is"
+            f"{text}; of {found.num_candidates} candidates the schedule that believes the costs is"
             f" best by {options.measure} step time"
         )
     pairs = {
@@ -68,6 +68,7 @@ def robustness_line(found: Robustness) -> str:
         chosen.step_time_ticks / priced.step_time_ticks - 1,
     )
     return (
-        f"{sentences}, against {100 * priced.slower:.2f} % for the schedule that believes the costs; "
-        f"{100 * gain:.2f} % faster by {options.measure} step time, for {100 * cost:.2f} % as priced"
+        f"{text}, against {100 * priced.slower:.2f} % for the schedule that believes the costs;"
+        f" {100 * gain:.2f} % faster by {options.measure} step time, for"
+        f" {100 * cost:.2f} % as priced"
     )

@@ -41,8 +41,8 @@ def made_robust(
     answer: SolveResult,
     scenario_options: ScenarioOptions,
 ) -> tuple[SolveResult, Robustness | None]:
-    """Return ``answer`` with the best schedule by ``scenario_options``, and the result of the scenarios;
-    ``None`` where there is no schedule.
+    """Return ``answer`` with the best schedule by ``scenario_options``, and the result of the
+    scenarios; ``None`` where there is no schedule.
     """
     if answer.best is None:
         return answer, None

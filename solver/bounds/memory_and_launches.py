@@ -232,8 +232,8 @@ def _chained_buckets(instance: Instance, limit_ticks: int, reached: Ints, collec
 
 
 def _held_inputs(arrays: ProblemArrays, collectives: Ints) -> Ints:
-    """Return the bytes of the input of each of ``collectives`` that its launch alone keeps alive behind
-    the compute node that makes it.
+    """Return the bytes of the input of each of ``collectives`` that its launch alone keeps alive
+    behind the compute node that makes it.
     """
     s = arrays.input_storage[collectives]
     known = (s >= 0) & (np.bincount(s[s >= 0], minlength=len(arrays.storage_bytes) + 1)[s] == 1)

@@ -243,6 +243,6 @@ def apply(labels: Ints, kind: int, of: Ints, to: Ints, place: Ints) -> Ints:
                 if before[c] == label and c != of[i]:
                     rest = c if rest < 0 else rest
                     result[c] = rest
-            result[of[i]] = theirs
+            result[of[i]] = other_label
         result = canonical(result)
     return result

@@ -119,7 +119,7 @@ class GraphAgreement:
         """Return the answer for all process ranks with this ``identity``, and who gave it;
         ``solve`` is called on one of them.
 
-        ``settings`` are the settings that an answer depends on; it is an ``AgreementError`` where they
+        ``settings`` are those that an answer depends on; it is an ``AgreementError`` where they
         differ. Where ``exact`` does, shards have other sizes, and so may caps on memory. An
         error of ``solve`` is raised on all of them, in the same words.
         """
@@ -331,9 +331,9 @@ class GraphAgreement:
         more = f" (and {ranks_text(others[1:])} differ, too)" if others[1:] else ""
         return (
             f"process rank {others[0]} would not launch what {ranks_text(usually)} would in group"
-            f" {group.name!r} of {ranks_text(group.ranks)}: {first_difference(deviating, usual_launches)}{more}."
-            " Nothing was launched. Run the same model, options, schedule files and versions"
-            " on all"
+            f" {group.name!r} of {ranks_text(group.ranks)}:"
+            f" {first_difference(deviating, usual_launches)}{more}. Nothing was launched. Run the"
+            " same model, options, schedule files and versions on all"
         )
 
     # saying and hearing

@@ -27,9 +27,9 @@ def in_words(error: BaseException, rank: int) -> ApschedError:
             text if text.startswith("process rank") else prefix + text
         )
     if not isinstance(error, Exception):
-        return AgreementError(f"{said}stopped ({type(error).__name__})")
+        return AgreementError(f"{prefix}stopped ({type(error).__name__})")
     bug = "" if type(error).__module__.startswith("torch.") else " (a bug of apsched)"
-    return ApschedError(f"{said}unexpected {type(error).__name__}: {error}{bug}")
+    return ApschedError(f"{prefix}unexpected {type(error).__name__}: {error}{bug}")
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -234,8 +234,8 @@ def _is_needed_outside(
     fusion: _Fusion,
     kernel: Mapping[torch.fx.Node, torch.fx.Node],
 ) -> bool:
-    """Say whether anything but the kernel ``own_kernel`` takes the result of ``node``, be it through
-    inlined nodes.
+    """Say whether anything but the kernel ``own_kernel`` takes the result of ``node``, directly
+    or through inlined nodes.
     """
     seen: set[torch.fx.Node] = set()
     stack = _users_behind_views(node, fusion.free)

@@ -169,8 +169,8 @@ def check_matches(problems: Sequence[Problem], plan: Plan) -> None:
         ]
         if in_direction and not any(matches(problem, rule) for problem in in_direction):
             raise InputError(
-                f"rule {i + 1} ({rule}) matches no collective of {', '.join(p.name for p in in_direction)}:"
-                f" {_hint(in_direction, rule)}"
+                f"rule {i + 1} ({rule}) matches no collective of"
+                f" {', '.join(p.name for p in in_direction)}: {_hint(in_direction, rule)}"
             )
 
 

@@ -98,8 +98,8 @@ def owners(
     first_choice: Ints,
     second_choice: Ints,
 ) -> Ints:
-    """Return for each item a collective of ``first_choice``, or else of ``second_choice``, that it is or comes
-    before; -1 for none.
+    """Return for each item a collective of ``first_choice``, or else of ``second_choice``, that it
+    is or comes before; -1 for none.
     """
     owner = np.full(len(before_begin) - 1, -1, np.int64)
     rank = np.zeros(len(of_collective), np.int64)
