@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import apsched
 from apsched.artifacts.schedule_file import dump_schedule
 from apsched.capture.fake_world import world
-from apsched.compiler.schedule_graph import told
+from apsched.compiler.schedule_graph import scheduled_line
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
 from apsched.graph.export.export import export_graph
@@ -71,7 +71,7 @@ def test_every_surface_says_what_is_assumed(module) -> None:
     result = apsched.optimize(module, cost_model=UnitCosts(), hints={"u0": 16}).apsched_result
     said = "u0 = 16 (as stated); "
     assert any(f"  assumed: {said}" in line for line in summary_lines(result))
-    assert f"; assumed: {said}" in told(result)
+    assert f"; assumed: {said}" in scheduled_line(result)
     stated = {"u0": {"value": 16, "source": "stated"}}
     assert graph_json(result)["assumed"]["sizes"] == stated
     file = json.loads(dump_schedule(result))
