@@ -68,6 +68,8 @@ class Slowdown:
     step_us: float
     refuted_bytes: int | None
     """With this cap no schedule is as fast (proven)."""
+    slower_bytes: int | None
+    """The loosest cap between the two; its schedule is slower, which is not proven to be so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +261,7 @@ def _slowdowns(line: Frontier) -> str:
             show_bytes(found.peak_bytes),
             show_us(found.step_us),
             "" if found.refuted_bytes is None else show_bytes(found.refuted_bytes),
+            "" if found.slower_bytes is None else show_bytes(found.slower_bytes),
         )
         for found in line.slowdowns
     ]
@@ -268,6 +271,7 @@ def _slowdowns(line: Frontier) -> str:
         "memory that is enough",
         "its step time",
         "not enough (proven)",
+        "slower, as far as found",
     )
     caption = "The smallest memory for a given slowdown"
     return f'<div class="wide">{table(head, rows, caption=caption)}</div>'

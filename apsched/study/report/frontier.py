@@ -16,13 +16,21 @@ DEFAULT_SLOWDOWN = "2%"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastMemory:
-    """The least memory that a step time takes, as far as known."""
+    """The least memory with which a step is at most so long, as far as it is known: at most
+    ``peak_memory_bytes``, and more than ``refuted_bytes``.
+    """
 
     step_limit_us: float
     peak_memory_bytes: int
     step_time_us: float
     refuted_bytes: int | None
     """With this cap no schedule is as fast (proven); ``None`` where nothing is refuted."""
+    slower_bytes: int | None
+    """The loosest cap below the peak whose schedule is slower, though nothing refutes that one is
+    as fast; ``None`` where there is none.
+    """
+    slower_us: float | None
+    """The step time of that schedule."""
 
 
 def fitting(points: Sequence[Point]) -> tuple[Point, ...]:
@@ -68,12 +76,20 @@ def least_memory(points: Sequence[Point], slowdown: float) -> LeastMemory | None
     best = min(
         enough, key=lambda point: (point.outcome.peak_memory_bytes or 0, point.step_time_us or 0.0)
     )
-    refuted = [needed_bytes(point) for point in points if point.bound_us > limit]
+    peak_bytes = best.outcome.peak_memory_bytes or 0
+    refuted_bytes = max((needed_bytes(p) for p in points if p.bound_us > limit), default=None)
+    slower = max(
+        (p for p in points if (refuted_bytes or 0) < needed_bytes(p) < peak_bytes),
+        key=needed_bytes,
+        default=None,
+    )
     return LeastMemory(
         step_limit_us=limit,
-        peak_memory_bytes=best.outcome.peak_memory_bytes or 0,
+        peak_memory_bytes=peak_bytes,
         step_time_us=best.step_time_us or 0.0,
-        refuted_bytes=max(refuted, default=None),
+        refuted_bytes=refuted_bytes,
+        slower_bytes=None if slower is None else needed_bytes(slower),
+        slower_us=None if slower is None else slower.step_time_us,
     )
 
 

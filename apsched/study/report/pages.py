@@ -111,6 +111,7 @@ def _frontier(line: Line, slowdown: float) -> Frontier:
                 peak_bytes=found.peak_memory_bytes,
                 step_us=found.step_time_us,
                 refuted_bytes=found.refuted_bytes,
+                slower_bytes=found.slower_bytes,
             )
             for share, found in least
             if found is not None

@@ -130,7 +130,7 @@ def said(line: Line, slowdown: float) -> list[str]:
 
 def slowdown_text(points: Sequence[Point], slowdown: float) -> str:
     """Return the least memory for a step that is at most ``slowdown`` slower than the fastest of
-    ``points``.
+    ``points``, and between which bounds it is known.
     """
     least = least_memory(points, slowdown)
     assert least is not None
@@ -138,11 +138,14 @@ def slowdown_text(points: Sequence[Point], slowdown: float) -> str:
         f"{100 * slowdown:g} % slower than the fastest, {show_us(least.step_limit_us)}:"
         f" {show_bytes(least.peak_memory_bytes)} is enough ({show_us(least.step_time_us)})"
     )
-    return (
-        text
-        if least.refuted_bytes is None
-        else f"{text}; {show_bytes(least.refuted_bytes)} will not (proven)"
-    )
+    if least.refuted_bytes is not None:
+        text += f", {show_bytes(least.refuted_bytes)} is not (proven)"
+    if least.slower_bytes is not None:
+        text += (
+            f"; with {show_bytes(least.slower_bytes)} the fastest schedule found takes"
+            f" {show_us(least.slower_us or 0.0)} (not proven to be the fastest)"
+        )
+    return text
 
 
 def _cost(points: Sequence[Point]) -> str:
