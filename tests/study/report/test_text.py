@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from apsched.study.report.across import Line
 from apsched.study.report.exports import flat
+from apsched.study.report.frontier import GIB, least_memory
 from apsched.study.report.pages import frontiers_of
 from apsched.study.report.text import LEGEND, mark, print_study, slowdown_text
 from apsched.study.store import Point
@@ -63,16 +64,13 @@ def test_the_least_memory_for_a_slowdown_is_between_bounds() -> None:
     tight = replace(tight, outcome=replace(tight.outcome, bound_ticks=103_000))
     said = "2 % slower than the fastest, 102.00 µs: 30.00 GiB is enough (100.00 µs)"
     found = (
-        "; with 20.00 GiB the fastest schedule found takes 130.00 µs (not proven to be the"
-        " fastest)"
+        "; with 20.00 GiB the fastest schedule found takes 130.00 µs (not proven to be the fastest)"
     )
     refuted = ", 10.00 GiB is not (proven)"
     assert slowdown_text((middle, loose), 0.02) == said + found
     assert slowdown_text((tight, middle, loose), 0.02) == said + refuted + found
     assert slowdown_text((tight, loose), 0.02) == said + refuted
     assert slowdown_text((loose,), 0.02) == said
-    (frontier,) = frontiers_of(
-        [Line(labels={}, graph="backward", points=(tight, middle, loose), expected=3)], 0.02
-    )
-    (two,) = (one for one in frontier.slowdowns if one.share == 0.02)
-    assert (two.refuted_bytes, two.slower_bytes) == (10 * 2**30, 20 * 2**30)
+    least = least_memory((tight, middle, loose), 0.02)
+    assert least is not None
+    assert (least.refuted_bytes, least.slower_bytes) == (10 * GIB, 20 * GIB)
