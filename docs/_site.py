@@ -5,11 +5,16 @@ The first page is the README; the command line is the output of ``--help``; the 
 docstrings of the names that ``apsched`` exports; notebooks are shown without outputs. Formulas
 (between dollar signs, and blocks of the language ``math``) become MathML, which browsers draw
 themselves: no script from elsewhere is needed.
+
+The site links the repository that the checkout was cloned from, if that is on the web. ``mike
+deploy VERSION`` adds the site to those of other versions, and a menu of these.
 """
 
 import argparse
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +31,32 @@ _DISPLAYED = re.compile(r"\$\$(.+?)\$\$", re.DOTALL)
 _INLINE = re.compile(r"\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\d)")
 
 
+def on_config(config: Any) -> Any:
+    """Add the link to the repository, and the menu of versions."""
+    origin = subprocess.run(
+        ["git", "-C", str(_ROOT), "remote", "get-url", "origin"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if url := repository_url(origin.stdout.strip()):
+        config["repo_url"], config["repo_name"] = url, url.split("/", 3)[3]
+    if "MIKE_DOCS_VERSION" in os.environ:  # mike runs this build
+        config["extra"]["version"] = {"provider": "mike"}
+    return config
+
+
+def repository_url(origin: str) -> str:
+    """Return the address of the page of a repository whose remote is ``origin``, without a password
+    in it; empty where it is not on the web.
+    """
+    found = re.fullmatch(
+        r"(?:https?://(?:[^@/]+@)?|(?:ssh://)?[^@/]+@)([\w.-]+)(?::\d+)?[/:](.+?)(?:\.git)?/?",
+        origin,
+    )
+    return "" if found is None else f"https://{found[1]}/{found[2]}"
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made here."""
     results = sorted((_ROOT / "benchmarks" / "results").glob("*.md"))
@@ -33,7 +64,7 @@ def on_files(files: Files, config: Any) -> Files:
         "index.md": _for_site("README.md"),
         "contributing.md": _for_site("CONTRIBUTING.md"),
         "notebooks.md": _notebooks(),
-        "changelog.md": (_ROOT / "CHANGELOG.md").read_text(),
+        "changelog.md": _for_site("CHANGELOG.md"),
         "cli.md": _commands(),
         "api.md": _api(),
         "benchmarks.md": "---\nhide: [toc]\n---\n\n# Benchmarks\n\n"
@@ -48,13 +79,20 @@ def on_page_markdown(markdown: str, **_: object) -> str:
     """Return the page with formulas as MathML; notebooks are on one page of the site."""
     parts = _CODE.split(markdown)
     parts[::2] = [_with_formulas(part) for part in parts[::2]]
-    parts[1::2] = [_DISPLAYED_BLOCK.sub(_displayed, part) for part in parts[1::2]]
+    parts[1::2] = [_code(part) for part in parts[1::2]]
     return re.sub(r"\]\((?:\.\./)?notebooks/[^)]*\)", "](notebooks.md)", "".join(parts))
 
 
 def on_page_content(html: str, **_: object) -> str:
     """Return the page without the roles of Sphinx, which docstrings have for editors."""
     return re.sub(r":(?:class|func|meth|mod|attr):(?=<code>)", "", html)
+
+
+def _code(part: str) -> str:
+    """Return a block as a formula where it is one; in tables a bar of code is no end of a cell."""
+    if part.startswith("```"):
+        return _DISPLAYED_BLOCK.sub(_displayed, part)
+    return part.replace("\\|", "|")
 
 
 def _displayed(found: re.Match[str]) -> str:
@@ -83,7 +121,7 @@ def _notebooks() -> str:
     for file in sorted((_ROOT / "notebooks").glob("*.ipynb")):
         parts.append(f"`notebooks/{file.name}`")
         for cell in json.loads(file.read_text())["cells"]:
-            source = "".join(cell["source"])
+            source = "".join(cell["source"]).replace("](../docs/", "](")
             code = cell["cell_type"] == "code"
             parts.append(f"```python\n{source}\n```" if code else _lowered(source))
     return "\n\n".join(parts)
