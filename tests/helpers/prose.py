@@ -44,7 +44,7 @@ class Text:
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """Return the rules of ``tests/banned_words.toml``."""
+    """Return the rules of ``tests/rules/banned_words.toml``."""
     return tuple(
         Rule(
             match=re.compile(rule["match"], re.IGNORECASE),
@@ -57,7 +57,7 @@ def rules() -> tuple[Rule, ...]:
 
 @cache
 def _stated() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "tests" / "banned_words.toml").read_text())
+    return tomllib.loads((ROOT / "tests" / "rules" / "banned_words.toml").read_text())
 
 
 def pages() -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""Texts use plain technical English: no banned word (``tests/banned_words.toml``), and no marker
+"""Texts use plain technical English: no banned word (``tests/rules/banned_words.toml``), and no marker
 of a failed merge.
 """
 
