@@ -1,5 +1,5 @@
-"""Texts use plain technical English: no banned word (``tests/rules/banned_words.toml``), and no marker
-of a failed merge.
+"""Texts use plain technical English: no banned word (``tests/rules/banned_words.toml``), and no
+marker of a failed merge.
 """
 
 import json
