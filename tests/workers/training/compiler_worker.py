@@ -142,16 +142,21 @@ def kinds_and_bytes(result: apsched.Result) -> list[list[object]]:
 
 
 def launched(run: Callable[[], object]) -> list[list[object]]:
-    """Return the same of what ``run`` launches, as torch's profiler sees it."""
+    """Return the same of what ``run`` launches, as torch's profiler sees it; an operator that
+    another one of them calls is no launch of its own (:mod:`apsched.torch_compat.gloo`).
+    """
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
     ) as profiler:
         run()
     seen = sorted(profiler.events(), key=lambda event: event.time_range.start)
+    functional = "_c10d_functional::"
     ours = [
         event
         for event in seen
-        if event.name.startswith("_c10d_functional::") and "wait" not in event.name
+        if event.name.startswith(functional)
+        and "wait" not in event.name
+        and not (event.cpu_parent and event.cpu_parent.name.startswith(functional))
     ]
     kinds = [
         next(kind for kind in ("all_gather", "reduce_scatter", "all_reduce") if kind in event.name)
