@@ -9,6 +9,7 @@ from apsched.errors import InfeasibleError
 
 if TYPE_CHECKING:
     from apsched.pipeline.result import Result
+    from apsched.pipeline.what_fits import Trial
 
 
 def write_one(
@@ -39,11 +40,19 @@ def write_one(
 
 
 def refuse_infeasible(
-    results: "Sequence[Result]", *, source: str, cluster: str, stdout: TextIO, as_json: bool
+    results: "Sequence[Result]",
+    *,
+    source: str,
+    cluster: str,
+    stdout: TextIO,
+    as_json: bool,
+    trials: "Sequence[Trial]" = (),
 ) -> None:
     """Raise ``InfeasibleError`` where a graph has no schedule, with the caps, the least values
-    that fit and the nodes that need them.
+    that fit, the nodes that need them, and the other options that were tried.
     """
+    from dataclasses import asdict
+
     from apsched.report.answer.account import memory_hint
     from apsched.report.explanation import explain_infeasible
     from apsched.report.summary import report_json
@@ -53,5 +62,7 @@ def refuse_infeasible(
     if not without:
         return
     if as_json:
-        print_json(stdout, **report_json(source, cluster, results))
-    raise InfeasibleError("; ".join([*memory_hint(results), *map(explain_infeasible, without)]))
+        tried = {"tried": [{**asdict(t), "fits": t.fits} for t in trials]} if trials else {}
+        print_json(stdout, **report_json(source, cluster, results), **tried)
+    hint = memory_hint(results, trials)
+    raise InfeasibleError("; ".join([*hint, *map(explain_infeasible, without)]))

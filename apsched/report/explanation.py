@@ -175,14 +175,22 @@ def _ms(ticks: int) -> str:
 
 def explain_infeasible(result: Result) -> str:
     """Return why no schedule keeps the caps: which clash, at which nodes, and the least
-    values that fit.
+    values that fit, memory only as far as the device has it.
     """
     why = result.answer.infeasibility
     if why is None:
         raise ApschedError(f"{result.problem.name}: no schedule was found, and no reason")
+    together = any(r.lifted for r in why.relaxations)
+    possible = [
+        (cap, value)
+        for cap, value in why.least
+        if cap != "memory_cap_bytes" or result.account is None or value <= result.account.left_bytes
+    ]
+    if together and len(possible) < len(why.least):
+        possible = []
     least = [
         f"{FLAG_OF_CAP[cap]} {value}{f' ({show_bytes(value)})' if cap.endswith('bytes') else ''}"
-        for cap, value in why.least
+        for cap, value in possible
     ]
-    joined = (" and " if any(r.lifted for r in why.relaxations) else " or ").join(least)
+    joined = (" and " if together else " or ").join(least)
     return f"{result.problem.name}: {why.message}" + (f"; try {joined}" if least else "")

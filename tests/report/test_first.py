@@ -151,7 +151,7 @@ def test_what_is_missing_and_what_would_fit_are_named(short) -> None:
     assert "--optimizer adamw," not in text
     assert "--cluster h200" in text
     assert "--cluster cpu" not in text
-    with pytest.raises(InfeasibleError, match="what would fit: --optimizer none"):
+    with pytest.raises(InfeasibleError, match="these fit: --optimizer none"):
         refuse_infeasible([known], source="s", cluster="h100", stdout=io.StringIO(), as_json=False)
 
 

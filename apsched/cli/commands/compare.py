@@ -28,9 +28,12 @@ def add_parser(verbs: Any) -> None:
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Score baselines and solver on every graph; nothing is rewritten, nothing is written."""
+    from contextlib import ExitStack
+
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import solve_graph, under_plan
     from apsched.pipeline.steps import with_torch_schedulers
+    from apsched.pipeline.what_fits import what_fits
     from apsched.pipeline.without_moves import with_compute_as_captured
     from apsched.progress import Progress
     from apsched.report.summary import print_notes, print_table, report_json, summary_lines
@@ -39,13 +42,21 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     where = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
     progress = Progress()
-    with loaded(*where, progress) as source:
+    with ExitStack() as opened:
+        source = opened.enter_context(loaded(*where, progress))
         request = request_with_buckets(request, args.buckets, source.graphs)
         graphs = under_plan(source.graphs, request)
         results = [solve_graph(graph, request, progress) for graph in graphs]
-        refuse_infeasible(
-            results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json
-        )
+        if any(result.best is None for result in results):
+            opened.close()  # its process groups end, before others are captured
+            refuse_infeasible(
+                results,
+                source=args.source,
+                cluster=source.cluster,
+                stdout=stdout,
+                as_json=args.json,
+                trials=what_fits(*where, request, results, progress),
+            )
         if args.inductor:
             results = [
                 with_torch_schedulers(*pair, progress) for pair in zip(graphs, results, strict=True)

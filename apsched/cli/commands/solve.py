@@ -58,6 +58,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     result.
     """
     import json
+    from contextlib import ExitStack
 
     from apsched.artifacts.output_dir import check_writable, write_or_rescue
     from apsched.artifacts.solved_files import add_files
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import under_plan
     from apsched.pipeline.steps import with_torch_schedulers
+    from apsched.pipeline.what_fits import what_fits
     from apsched.progress import Progress
     from apsched.report.answer.whole_step import keep_json, print_kept
     from apsched.report.summary import print_solved, report_json
@@ -78,15 +80,23 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     keep = keep_request(args.keep)
     check_writable(out_dir(args, "."))
     progress = Progress()
-    with loaded(*where, progress) as source:
+    with ExitStack() as opened:
+        source = opened.enter_context(loaded(*where, progress))
         request = request_with_buckets(request, args.buckets, source.graphs)
         graphs = under_plan(source.graphs, request)
         target = out_dir(args, source.slug)
         check_writable(target)
         graphs, results, step = solve_graphs(graphs, request, keep, progress)
-        refuse_infeasible(
-            results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json
-        )
+        if any(result.best is None for result in results):
+            opened.close()  # its process groups end, before others are captured
+            refuse_infeasible(
+                results,
+                source=args.source,
+                cluster=source.cluster,
+                stdout=stdout,
+                as_json=args.json,
+                trials=what_fits(*where, request, results, progress),
+            )
         if args.inductor:
             results = [
                 with_torch_schedulers(*pair, progress) for pair in zip(graphs, results, strict=True)

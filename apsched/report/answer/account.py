@@ -9,6 +9,7 @@ from apsched.config import OPTIMIZERS
 from apsched.costs.clusters.cluster import cluster_names, load_cluster
 from apsched.pipeline.device_memory import MemoryAccount
 from apsched.pipeline.result import Result
+from apsched.pipeline.what_fits import Trial, default_is_too_small
 from apsched.quantities import show_bytes
 from apsched.report.table import plain_table
 
@@ -40,14 +41,15 @@ def account_table(results: Sequence[Result]) -> Table | None:
     return table
 
 
-def memory_hint(results: Sequence[Result]) -> list[str]:
-    """Return how much memory is missing where the default memory cap is too small, and which other
-    optimizer or shipped cluster would leave enough for all graphs; empty where another cap clashes.
+def memory_hint(results: Sequence[Result], trials: Sequence[Trial] = ()) -> list[str]:
+    """Return how much memory is missing where the default memory cap is too small, and what would
+    fit: of ``trials``, and of the other optimizers and shipped clusters; empty where another cap
+    clashes.
 
     The order with the least known peak keeps all other caps, and its peak depends neither on the
     optimizer nor on the cluster.
     """
-    short = [result for result in results if _default_is_too_small(result)]
+    short = [result for result in results if default_is_too_small(result)]
     if not short:
         return []
     worst = max(short, key=_missing_bytes)
@@ -60,7 +62,8 @@ def memory_hint(results: Sequence[Result]) -> list[str]:
     )
     accounts = [result.account for result in results if result.account is not None]
     needs = [_needed_bytes(result) for result in results if result.account is not None]
-    would = [
+    would = [_trial_text(trial) for trial in trials if trial.fits]
+    would += [
         f"--optimizer {name}"
         for name in OPTIMIZERS
         if _fit([replace(account, optimizer=name) for account in accounts], needs)
@@ -70,9 +73,13 @@ def memory_hint(results: Sequence[Result]) -> list[str]:
         for name in cluster_names()
         if load_cluster(name).library == "nccl" and _fit(_on(name, accounts), needs)
     ]
-    if not would:
-        return [f"{text}; no other optimizer and no shipped cluster leaves enough"]
-    return [f"{text}; what would fit: {', '.join(would)}"]
+    fitting = f"these fit: {', '.join(would)}" if would else "no option that was tried fits"
+    too_large = [_trial_text(trial) for trial in trials if not trial.fits]
+    return [f"{text}; {fitting}" + (f"; too large: {', '.join(too_large)}" if too_large else "")]
+
+
+def _trial_text(trial: Trial) -> str:
+    return f"{trial.option} ({show_bytes(trial.needed_bytes)} of {show_bytes(trial.left_bytes)})"
 
 
 def _on(cluster: str, accounts: Sequence[MemoryAccount]) -> list[MemoryAccount]:
@@ -86,16 +93,6 @@ def _on(cluster: str, accounts: Sequence[MemoryAccount]) -> list[MemoryAccount]:
 def _fit(accounts: Sequence[MemoryAccount], needs: Sequence[int]) -> bool:
     pairs = zip(accounts, needs, strict=True)
     return all(need <= account.left_bytes for account, need in pairs)
-
-
-def _default_is_too_small(result: Result) -> bool:
-    why = result.answer.infeasibility
-    return (
-        why is not None
-        and why.caps == ("memory_cap_bytes",)
-        and result.account is not None
-        and result.caps.memory_cap_bytes == result.account.left_bytes
-    )
 
 
 def _needed_bytes(result: Result) -> int:

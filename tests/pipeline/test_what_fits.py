@@ -1,0 +1,62 @@
+"""Where the memory of the device is too small, other options are tried, each by a capture."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import apsched.costs.clusters
+from tests.conftest import Run
+
+H100 = Path(apsched.costs.clusters.__file__).parent / "h100.toml"
+SOURCE = ("llama3-debug", "--mesh", "fsdp=4", "--seq", "512")
+
+
+@pytest.fixture
+def small_device(tmp_path: Path) -> Path:
+    """An H100 that leaves about 12 MB for a graph: enough for two samples, not for four."""
+    text, found = re.subn(
+        r"memory_bytes = [\d_]+", "memory_bytes = 904_700_000", H100.read_text(), count=1
+    )
+    assert found == 1
+    path = tmp_path / "small.toml"
+    path.write_text(text)
+    return path
+
+
+def test_each_option_that_is_named_does_fit(run: Run, small_device: Path) -> None:
+    where = ("--cluster", small_device, "--budget", "0", "-o", "out")
+    ran = run("solve", *SOURCE, "--batch", "4", *where, "--json")
+    assert ran.code == 1
+    trials = json.loads(ran.stdout)["tried"]
+    fitting = {trial["option"]: trial for trial in trials if trial["fits"]}
+    too_large = {trial["option"]: trial for trial in trials if not trial["fits"]}
+    assert "--batch 2" in fitting
+    assert "--batch 1" not in {*fitting, *too_large}, "a family ends with the first that fits"
+    assert {"--mesh fsdp=8", "--mesh fsdp=16"} <= too_large.keys()
+    assert all(trial["needed_bytes"] <= trial["left_bytes"] for trial in fitting.values())
+    (error,) = ran.errors
+    assert "these fit: " in error
+    assert "too large: --" in error
+    assert "try --memory-cap" not in error, "the device has no more"
+    for option in fitting:
+        others = () if option.startswith("--batch") else ("--batch", "4")
+        assert run("solve", *SOURCE, *others, *option.split(), *where).code == 0, option
+    for option in too_large:
+        flags = [*SOURCE[:1], *SOURCE[3:]] if option.startswith("--mesh") else SOURCE
+        again = run("solve", *flags, "--batch", "4", *option.split(), *where)
+        assert again.code == 1, option
+
+
+def test_nothing_is_tried_where_another_cap_is_stated(run: Run) -> None:
+    ran = run("solve", *SOURCE, "--memory-cap", "1MiB", "--budget", "0", "--json", "-o", "out")
+    assert ran.code == 1
+    assert "tried" not in json.loads(ran.stdout)
+    assert "try --memory-cap" in ran.errors[0]
+
+
+def test_compare_names_them_too(run: Run, small_device: Path) -> None:
+    ran = run("compare", *SOURCE, "--batch", "4", "--cluster", small_device, "--budget", "0")
+    assert ran.code == 1
+    assert re.search(r"--batch 2 \([\d.]+ MiB of [\d.]+ MiB\)", ran.errors[0])
