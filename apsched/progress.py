@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TextIO
 
 from rich.console import Console
@@ -14,6 +15,15 @@ from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from apsched.quantities import show_us
 
 _SECONDS_BETWEEN_LINES = 5.0
+_RUNNING: "ContextVar[Progress | None]" = ContextVar("running", default=None)
+
+
+def working_on(part: str) -> None:
+    """Show the ``part`` of the running stage that begins: a module, a pass; nothing where no stage
+    runs.
+    """
+    if (progress := _RUNNING.get()) is not None:
+        progress.part(part)
 
 
 class Progress:
@@ -36,9 +46,11 @@ class Progress:
         """Run the body as the stage ``name``; the dictionary has its ``seconds`` afterwards."""
         took: dict[str, float] = {"seconds": 0.0}
         self._begin(name)
+        before = _RUNNING.set(self)
         try:
             yield took
         finally:
+            _RUNNING.reset(before)
             took["seconds"] = time.perf_counter() - self._began
             self._end(sys.exc_info()[0] is None)
 
@@ -51,6 +63,13 @@ class Progress:
         """Tell the user what may not be as meant."""
         if not self._quiet:
             self._line(f"warning: {text}")
+
+    def part(self, part: str) -> None:
+        """Show the part of the stage that begins, as :func:`working_on` does."""
+        if self._live is not None and self._task is not None:
+            self._live.update(self._task, description=f"{self._stage}: {part}")
+        elif not self._quiet and time.perf_counter() - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._line(f"{self._stage} {time.perf_counter() - self._began:6.1f} s  {part}")
 
     def solver(self, stage: str, incumbent_us: float, bound_us: float) -> None:
         """Report where the solver stands; called as often as it likes."""

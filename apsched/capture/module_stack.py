@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.fx.traceback import preserve_node_meta
 
+from apsched.progress import working_on
 from apsched.torch_compat.graphs import set_traced_module_stack
 
 
@@ -25,12 +26,15 @@ def recorded_modules(root: nn.Module) -> Iterator[None]:
         entry = (name, (name, type(module)))
 
         def enter(*_: object) -> None:
+            working_on(f"forward of {name or type(module).__name__}")
             stack.append(entry)
             publish()
 
         def leave(*_: object) -> None:
             stack.pop()
             publish()
+            if not stack:
+                working_on(f"backward of {type(module).__name__}")
 
         hooks.append(module.register_forward_pre_hook(enter, prepend=True))
         hooks.append(module.register_forward_hook(leave, always_call=True))

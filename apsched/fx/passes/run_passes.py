@@ -17,6 +17,7 @@ from apsched.errors import InputError
 from apsched.fx.collectives import is_collective, is_wait_tensor
 from apsched.fx.effects.of_node import effects_of
 from apsched.fx.passes.spec import check_graph
+from apsched.progress import working_on
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ def run_passes(
         )
     records = []
     for one in passes:
+        working_on(f"pass {one.name} over {len(module.graph.nodes)} nodes")
         before = graph_lines(module.graph) if check or diff else []
         began = time.perf_counter()
         result = one.run(module)
