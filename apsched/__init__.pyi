@@ -10,6 +10,7 @@ from apsched.api import solve as solve
 from apsched.calibrate.measure_in_job import measure_costs as measure_costs
 from apsched.capture.graph_module import capture_graph as capture_graph
 from apsched.capture.micro_batches import micro_batches as micro_batches
+from apsched.cli.study_function import study as study
 from apsched.compiler.backend import backend as backend
 from apsched.compiler.inductor_pass import inductor_pass as inductor_pass
 from apsched.config import Caps as Caps

@@ -19,6 +19,7 @@ PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 RUN = {
     "train.py": "tests/compiler/test_example.py",
     "my_model.py": "test_your_own_model",
+    "my_study.py": "test_a_study_from_python",
 }
 """File of a block -> the test that runs it."""
 
@@ -68,3 +69,10 @@ def test_your_own_model(
     assert main([*command, "--budget", "0.1"]) == 0
     assert "round trip: the rewritten graph" in capsys.readouterr().out
     assert (tmp_path / "apsched-out").is_dir()
+
+
+def test_a_study_from_python(capsys: pytest.CaptureFixture[str]) -> None:
+    """The program of docs/studies.md."""
+    (block,) = (b for b in blocks_of(ROOT / "docs" / "studies.md") if b.file == "my_study.py")
+    exec(compile(block.code, block.page, "exec"), {})
+    assert "StudyResult: 4 points on 2 frontiers" in capsys.readouterr().out

@@ -4,7 +4,7 @@ import argparse
 import os
 import platform
 import uuid
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
@@ -33,38 +33,78 @@ from apsched.study.speeds import Speeds, parse_times
 from apsched.study.store import FILE, Point, Store
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The questions of a study."""
+
+    lives: tuple[OpenChain, ...]
+    labels: list[dict[str, str]]
+    """The values of the axes, for each of ``lives``."""
+    slowdown: float
+    store: Store
+    run_id: str
+
+
 def run_grid(args: argparse.Namespace, stdout: TextIO) -> None:
     """Answer all that is open of the grid, and print all of it."""
+    engine = engine_of(args)
+    grid = posed(args, Progress())
+    try:
+        answer_grid(grid, engine)
+    except KeyboardInterrupt:
+        _print(grid, args, stdout)
+        raise
+    _print(grid, args, stdout)
+    known = (outcome for live in grid.lives for outcome in live.known.values())
+    if not any(outcome.step_ticks is not None for outcome in known):
+        raise InfeasibleError(
+            f"no schedule fits at any point of the study; {grid.store.directory / FILE} has the"
+            " least caps that fit"
+        )
+
+
+def answer_grid(grid: Grid, engine: Engine, stream: TextIO | None = None) -> None:
+    """Answer all that is open; ``stream`` gets the progress (default: stderr)."""
+    answer(grid.lives, engine, grid.run_id, Board(grid.lives, engine.slots, stream).told)
+    engine.stop()
+    grid.store.end_run(grid.run_id, _now(), sum(len(live.known) for live in grid.lives))
+
+
+def posed(args: argparse.Namespace, progress: Progress) -> Grid:
+    """Return the questions of the command line, with the answers that are kept."""
     axes, memory = parse_vary(args.vary)
     if memory is None:
         memory = MemoryAxis(caps=(stated(args, "memory_cap"),))
     elif args.memory_cap is not None:
         raise InputError("--memory-cap: --vary memory_cap states it already; leave one out")
     slowdown = parse_share(args.slowdown or DEFAULT_SLOWDOWN, "--slowdown")
-    engine = engine_of(args)
     combinations = list(product(*(axis.values for axis in axes)))
     labels = [
         dict(zip((axis.name for axis in axes), values, strict=True)) for values in combinations
     ]
     settings = [setting_of(_with(args, axes, values)) for values in combinations]
     store, run_id = opened(args)
-    prepared = prepare(settings, store, Progress())
-    lives = chains(prepared, memory, store, full=args.full)
-    labelled = _labelled(prepared, settings, labels)
-    board = Board(lives, engine.slots)
-    try:
-        answer(lives, engine, run_id, board.told)
-    except KeyboardInterrupt:
-        _print(lives, labelled, slowdown, store, args, stdout)
-        raise
-    engine.stop()
-    store.end_run(run_id, _now(), sum(len(live.known) for live in lives))
-    _print(lives, labelled, slowdown, store, args, stdout)
-    if not any(outcome.step_ticks is not None for live in lives for outcome in live.known.values()):
-        raise InfeasibleError(
-            f"no schedule fits at any point of the study; {store.directory / FILE} has the"
-            " least caps that fit"
+    prepared = prepare(settings, store, progress)
+    return Grid(
+        lives=chains(prepared, memory, store, full=args.full),
+        labels=_labelled(prepared, settings, labels),
+        slowdown=slowdown,
+        store=store,
+        run_id=run_id,
+    )
+
+
+def lines_of(grid: Grid) -> list[Line]:
+    """Return the answers that are known, a line for each setting and graph."""
+    return [
+        Line(
+            labels=label,
+            graph=live.prepared.graph.name,
+            points=live.points(),
+            expected=len(live.chain.names(live.known)) or live.chain.expected(),
         )
+        for live, label in zip(grid.lives, grid.labels, strict=True)
+    ]
 
 
 def opened(args: argparse.Namespace) -> tuple[Store, str]:
@@ -139,30 +179,15 @@ def ask_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
         )
 
 
-def _print(
-    lives: tuple[OpenChain, ...],
-    labels: list[dict[str, str]],
-    slowdown: float,
-    store: Store,
-    args: argparse.Namespace,
-    out: TextIO,
-) -> None:
-    lines = [
-        Line(
-            labels=label,
-            graph=live.prepared.graph.name,
-            points=live.points(),
-            expected=len(live.chain.names(live.known)) or live.chain.expected(),
-        )
-        for live, label in zip(lives, labels, strict=True)
-    ]
+def _print(grid: Grid, args: argparse.Namespace, out: TextIO) -> None:
+    lines = lines_of(grid)
     if args.json:
-        found = [_line_json(line, slowdown) for line in lines]
+        found = [_line_json(line, grid.slowdown) for line in lines]
         across = [along_json(along) for along in alongs(lines)]
-        print_json(out, study=str(store.directory), lines=found, across=across)
+        print_json(out, study=str(grid.store.directory), lines=found, across=across)
         return
-    print_study(lines, slowdown, out)
-    console(out).print(f"study in {store.directory}: {FILE}, graphs, schedules", markup=False)
+    print_study(lines, grid.slowdown, out)
+    console(out).print(f"study in {grid.store.directory}: {FILE}, graphs, schedules", markup=False)
 
 
 def _line_json(line: Line, slowdown: float) -> dict[str, Any]:
@@ -252,7 +277,7 @@ def engine_of(args: argparse.Namespace) -> Engine:
             raise InputError(f"--engine: expected dask://host:port, found {args.engine!r}")
         from apsched.study.dask_engine import DaskEngine
 
-        return DaskEngine(f"tcp://{address}")
+        return DaskEngine.at(f"tcp://{address}")
     jobs = (
         parse_count(args.jobs, "--jobs", least=1) if args.jobs is not None else os.cpu_count() or 1
     )

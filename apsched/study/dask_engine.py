@@ -13,24 +13,33 @@ class DaskEngine:
     business: it asks another one.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, client: Any, *, closes: bool = False) -> None:
+        """Take a ``distributed.Client``; :meth:`stop` closes it where ``closes`` is set."""
+        import distributed
+
+        self._errors = (CancelledError, distributed.KilledWorker, distributed.comm.CommClosedError)
+        self._client, self._closes = client, closes
+        self._executor: Executor = client.get_executor(pure=False)
+
+    @classmethod
+    def at(cls, address: str) -> "DaskEngine":
+        """Connect to the scheduler at ``address``."""
         try:
             import distributed
         except ImportError:
             raise InputError(
                 "--engine dask://...: expected the package distributed; install apsched[dask]"
             ) from None
-        self._errors = (CancelledError, distributed.KilledWorker, distributed.comm.CommClosedError)
         try:
-            self._client: Any = distributed.Client(
+            client: Any = distributed.Client(
                 address, timeout=_SECONDS_TO_CONNECT, set_as_default=False
             )
-            self._client.wait_for_workers(1, timeout=_SECONDS_TO_CONNECT)
+            client.wait_for_workers(1, timeout=_SECONDS_TO_CONNECT)
         except (OSError, ValueError, TimeoutError) as error:
             raise InputError(
                 f"--engine: expected a Dask scheduler with workers at {address}; found: {error}"
             ) from None
-        self._executor: Executor = self._client.get_executor(pure=False)
+        return cls(client, closes=True)
 
     @property
     def slots(self) -> int:
@@ -50,6 +59,7 @@ class DaskEngine:
         """Nothing to do: the scheduler has other workers, or gets new ones."""
 
     def stop(self) -> None:
-        """Take back what is not done, and leave the cluster."""
+        """Take back what is not done, and leave the cluster if it was joined here."""
         self._executor.shutdown(wait=False)  # which cancels them
-        self._client.close()
+        if self._closes:
+            self._client.close()

@@ -14,6 +14,7 @@ import apsched
 NAMES = (
     *("optimize", "solve", "backend", "inductor_pass", "tune_fsdp2", "ddp_buckets"),
     "micro_batches",
+    "study",
     *("Caps", "SolveOptions", "Plan", "Rule", "load_plan"),
     *(
         "capture",

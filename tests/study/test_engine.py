@@ -132,7 +132,7 @@ def test_a_dask_worker_is_killed_in_the_middle(
 
     from apsched.study.dask_engine import DaskEngine
 
-    engine = DaskEngine(cluster.scheduler_address)
+    engine = DaskEngine.at(cluster.scheduler_address)
     with Client(cluster.scheduler_address, set_as_default=False) as client:
         with pytest.raises(ImportError):
             client.submit(__import__, "torch").result()
