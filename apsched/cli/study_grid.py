@@ -65,7 +65,9 @@ def run_grid(args: argparse.Namespace, stdout: TextIO) -> None:
 
 def answer_grid(grid: Grid, engine: Engine, stream: TextIO | None = None) -> None:
     """Answer all that is open; ``stream`` gets the progress (default: stderr)."""
-    answer(grid.lives, engine, grid.run_id, Board(grid.lives, engine.slots, stream).told)
+    labels = [", ".join(f"{name} {value}" for name, value in each.items()) for each in grid.labels]
+    board = Board(grid.lives, engine.slots, stream, labels)
+    answer(grid.lives, engine, grid.run_id, board.told, board.asking)
     engine.stop()
     grid.store.end_run(grid.run_id, _now(), sum(len(live.known) for live in grid.lives))
 
@@ -151,7 +153,8 @@ def ask_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
             )
         ),
     ]
-    answer(lives, engine, run_id, Board(lives, engine.slots).told)
+    board = Board(lives, engine.slots)
+    answer(lives, engine, run_id, board.told, board.asking)
     engine.stop()
     pairs = list(zip(lives[: len(before)], lives[len(before) :], strict=True))
     for one, other in pairs:

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from apsched.errors import ApschedError
 from apsched.problem.contention_spec import ContentionChoice
+from apsched.quantities import show_bytes
 from apsched.solver import Known
 from apsched.study.axes import MemoryAxis
 from apsched.study.chain import MOST_SOLVES, Chain, Job
@@ -98,10 +99,14 @@ def chains(
 
 
 def run(
-    lives: Sequence[OpenChain], engine: Engine, run_id: str, told: Callable[[], None] = lambda: None
+    lives: Sequence[OpenChain],
+    engine: Engine,
+    run_id: str,
+    told: Callable[[], None] = lambda: None,
+    asking: Callable[[OpenChain, Job], None] = lambda live, job: None,
 ) -> None:
-    """Answer all that is open; ``told`` is called after each answer. An interrupt stops the engine
-    and goes on up.
+    """Answer all that is open; ``asking`` is called before each question, ``told`` after each
+    answer. An interrupt stops the engine and goes on up.
     """
     ready = deque((live, job) for live in lives for job in _taken(live))
     futures: dict[Future[Outcome], tuple[OpenChain, Job]] = {}
@@ -110,6 +115,7 @@ def run(
         while ready or futures:
             while ready and len(futures) < engine.slots:
                 live, job = ready.popleft()
+                asking(live, job)
                 futures[_submitted(live, job, engine)] = live, job
                 if engine.slots == 1:
                     break
@@ -251,13 +257,27 @@ class Board:
     """Tells about the chains of one run."""
 
     def __init__(
-        self, lives: Sequence[OpenChain], slots: int, stream: TextIO | None = None
+        self,
+        lives: Sequence[OpenChain],
+        slots: int,
+        stream: TextIO | None = None,
+        labels: Sequence[str] = (),
     ) -> None:
+        """``labels`` name the options of each of ``lives``, where they differ."""
         self._lives, self._slots = lives, slots
+        self._labels = dict(zip(map(id, lives), labels, strict=False))
+        self._question = ""
         self._stream = stream or sys.stderr
         self._kept = {id(live): frozenset(live.known) for live in lives}
         self._last = 0.0
         self._began = time.monotonic()
+
+    def asking(self, live: OpenChain, job: Job) -> None:
+        """Report progress with the question that is asked now, unless the last report is recent."""
+        label = self._labels.get(id(live), "")
+        cap = f"memory cap {_cap_text(job)}"
+        self._question = ", ".join(filter(None, (label, live.prepared.graph.name, cap)))
+        self.told()
 
     def told(self) -> None:
         """Report progress, unless the last report is recent."""
@@ -266,12 +286,12 @@ class Board:
         if not self._stream.isatty() and now - self._last < _SECONDS_BETWEEN_LINES and done < total:
             return
         self._last = now
-        left = self.seconds_left()
-        text = f"study: {done} of {total} points, {now - self._began:.0f} s" + (
-            f", about {_show(left)} left" if done < total else ""
-        )
+        text = f"study: {done} of {total} points, {now - self._began:.0f} s"
+        if done < total:
+            left = self.seconds_left()
+            text += (f", about {_show(left)} left" if left > 0 else "") + f"; {self._question}"
         end = "\r" if self._stream.isatty() and done < total else "\n"
-        print(f"{text:<60}" if end == "\r" else text, file=self._stream, end=end, flush=True)
+        print(f"{text:<100}" if end == "\r" else text, file=self._stream, end=end, flush=True)
 
     def counts(self) -> tuple[int, int]:
         """Return how many points there are, and how many there will be at most."""
@@ -307,6 +327,13 @@ class Board:
             total += seconds
             longest = max(longest, seconds / self._slots if live.chain.full else seconds)
         return max(total / self._slots, longest)
+
+
+def _cap_text(job: Job) -> str:
+    size_bytes = None if job.memory_cap is None else job.memory_cap.size_bytes
+    if job.memory_cap is None or job.memory_cap.above_floor or size_bytes is None:
+        return job.name
+    return show_bytes(size_bytes)
 
 
 def _show(seconds: float) -> str:

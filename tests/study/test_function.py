@@ -55,6 +55,16 @@ def test_it_is_a_frame_and_a_text(found: StudyResult) -> None:
     assert "nothing is kept" in repr(found)
 
 
+def test_progress_names_the_question(
+    debug_graphs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    apsched.study(debug_graphs["forward"], {"seed": [0, 1]}, budget=0.1, memory_cap="1GiB")
+    lines = capsys.readouterr().err.splitlines()
+    first, *_, last = (line for line in lines if line.startswith("study: "))
+    assert first == "study: 0 of 2 points, 0 s; seed 0, forward, memory cap 1.00 GiB"
+    assert last.startswith("study: 2 of 2 points")
+
+
 @pytest.mark.alone
 def test_an_executor_or_dask_answer_the_same(
     debug_graphs: dict[str, Path], found: StudyResult
