@@ -1,14 +1,14 @@
 """The two forms of output: a table for people, and one JSON object for programs."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
 
 SCHEMA = 1
-_WIDTH_OFF_TERMINAL = 140
+_WIDTH_OFF_TERMINAL = 200
 
 
 class _Console(Console):
@@ -36,6 +36,46 @@ def plain_table(
             justify="right" if heading in right else "left",
             no_wrap=heading in no_wrap,
         )
+    return table
+
+
+def print_fitting(
+    out: Console,
+    headings: Sequence[str],
+    sections: Sequence[Sequence[Sequence[str]]],
+    *,
+    right: Collection[str],
+    first_out: Sequence[str],
+) -> None:
+    """Print the rows of all sections as one table, whose cells stay whole: without the columns
+    ``first_out``, in that order, as far as the terminal is too narrow; a line names them.
+    """
+    left_out: list[str] = []
+    table = _whole_cells(headings, sections, right, left_out)
+    unlimited = out.options.update(max_width=10_000)
+    for heading in (name for name in first_out if name in headings):
+        if not out.is_terminal or table.__rich_measure__(out, unlimited).maximum <= out.width:
+            break
+        left_out.append(heading)
+        table = _whole_cells(headings, sections, right, left_out)
+    out.print(table)
+    if left_out:
+        out.print(f"(columns for a wider terminal: {', '.join(left_out)})", markup=False)
+
+
+def _whole_cells(
+    headings: Sequence[str],
+    sections: Sequence[Sequence[Sequence[str]]],
+    right: Collection[str],
+    left_out: Collection[str],
+) -> Table:
+    places = [k for k, heading in enumerate(headings) if heading not in left_out]
+    shown = [headings[k] for k in places]
+    table = plain_table(*shown, right=right, no_wrap=shown)
+    for rows in sections:
+        for row in rows:
+            table.add_row(*(row[k] for k in places))
+        table.add_section()
     return table
 
 

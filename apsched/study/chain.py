@@ -50,6 +50,8 @@ class Job:
     memory_cap: MemoryCap | None
     starts: tuple[str, ...] = ()
     """Names of caps whose schedules are known."""
+    start_ticks: tuple[int | None, ...] = ()
+    """Step times of those schedules: with a faster one it is another job."""
     known: Known | None = None
 
 
@@ -139,23 +141,23 @@ class Chain:
         if (worth := self._worth_solving(caps, outcomes)) is not None:
             return (_solve(worth),)
         solved = tuple(
-            names[cap]
+            cap
             for cap in caps
             if cap in outcomes
             and outcomes[cap].how != ALONG
             and outcomes[cap].status != Status.INFEASIBLE
         )
-        before: tuple[str, ...] = ()
+        before: tuple[int | None, ...] = ()
         for cap in caps:
             if cap in missing:
                 return (
                     (
-                        _along(cap, names[cap], (*before, *solved), caps, outcomes)
+                        _along(cap, (*before, *solved), caps, names, outcomes)
                         if before
                         else _solve(cap)
                     ),
                 )
-            before = (names[cap],) if outcomes[cap].status != Status.INFEASIBLE else before
+            before = (cap,) if outcomes[cap].status != Status.INFEASIBLE else before
         return _bettered(caps, names, outcomes)
 
     def _unsolved(
@@ -230,7 +232,7 @@ def _bettered(
             _faster(outcomes[tighter], outcomes[cap])
             or _bound(cap, caps, outcomes)[0] > outcomes[cap].bound_ticks
         ):
-            return (_along(cap, names[cap], (names[tighter], names[cap]), caps, outcomes),)
+            return (_along(cap, (tighter, cap), caps, names, outcomes),)
     return ()
 
 
@@ -285,9 +287,9 @@ def _solve(cap: int | None) -> Job:
 
 def _along(
     cap: int | None,
-    name: str,
-    starts: tuple[str, ...],
+    starts: tuple[int | None, ...],
     caps: Sequence[int | None],
+    names: Mapping[int | None, str],
     outcomes: Mapping[int | None, Outcome],
 ) -> Job:
     bound_ticks, bound_source = _bound(cap, caps, outcomes)
@@ -297,10 +299,12 @@ def _along(
         floor_memory_bytes=min(o.floor_memory_bytes for o in outcomes.values()),
         floor_bound_bytes=max(o.floor_bound_bytes for o in outcomes.values()),
     )
+    starts = tuple(dict.fromkeys(starts))
     return Job(
-        name=name,
+        name=names[cap],
         memory_cap=MemoryCap(size_bytes=cap),
-        starts=tuple(dict.fromkeys(starts)),
+        starts=tuple(names[start] for start in starts),
+        start_ticks=tuple(outcomes[start].step_ticks for start in starts),
         known=known,
     )
 

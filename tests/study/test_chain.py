@@ -98,6 +98,7 @@ def test_a_frontier_is_monotone_whatever_the_solves_say(seed: int) -> None:
     assert set(names) == set(known)
     solves = [job.name for job in jobs if not job.starts]
     assert len(solves) == len(set(solves))
+    assert len(jobs) == len(set(jobs)), "a run does no job twice"
     values = [known[name] for name in names]
     for tighter, looser in pairwise(values):
         slower, faster = tighter.step_ticks or 0, looser.step_ticks or 0

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from apsched.quantities import show_bytes, show_us
-from apsched.report.table import console, plain_table
+from apsched.report.table import console, print_fitting
 from apsched.schedule.result import AS_CAPTURED
 from apsched.study.report.across import Line, along_text, alongs
 from apsched.study.report.binding import bindings, binds_text, bucketing_text
@@ -12,6 +12,8 @@ from apsched.study.report.frontier import fitting, least_memory, prices_ms_per_g
 from apsched.study.store import ANOTHER_CAP, SHORT_SEARCH, Point
 from apsched.study.worker import ALONG
 
+_FIRST_OUT = ("captured ms", "launches", "binds", "ms per GiB", "bound ms", "baseline ms")
+"""Columns that a narrow terminal does not show, the first first."""
 _MARKS = {ANOTHER_CAP: "=", SHORT_SEARCH: "~"}
 LEGEND = (
     "how: no sign: solved under this cap; = the schedule of another cap, taken over; ~ a short"
@@ -36,11 +38,12 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
     )
     marked = any(mark(point) for line in lines for point in line.points)
     headings = (*axes, "graph", *(["how"] if marked else []), *figures, "binds")
-    table = plain_table(*headings, right=figures, no_wrap=(*figures, "binds"))
+    sections = []
     for line in lines:
         fit = fitting(line.points)
         prices = dict(zip((p.point_id for p in fit), prices_ms_per_gib(fit), strict=True))
         binds = dict(zip((p.point_id for p in fit), bindings(fit), strict=True))
+        rows = []
         for k, point in enumerate(line.points):
             first = (
                 [line.labels.get(axis, "") for axis in axes] + [line.graph]
@@ -51,13 +54,11 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
             if priced:
                 price = prices.get(point.point_id)
                 cells.append("" if price is None else f"{price:,.3f}")
-            table.add_row(
-                *cells, str(binds[point.point_id]) if point.point_id in binds else _least(point)
-            )
-        if line.points:
-            table.add_section()
+            text = str(binds[point.point_id]) if point.point_id in binds else _least(point)
+            rows.append([*cells, text])
+        sections.append(rows)
     out = console(stream)
-    out.print(table)
+    print_fitting(out, headings, sections, right=figures, first_out=_FIRST_OUT)
     if marked:
         out.print(LEGEND, markup=False)
     for line in lines:

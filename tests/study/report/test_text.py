@@ -3,6 +3,8 @@
 import io
 from dataclasses import replace
 
+import pytest
+
 from apsched.study.report.across import Line
 from apsched.study.report.exports import flat
 from apsched.study.report.frontier import GIB, least_memory
@@ -74,3 +76,25 @@ def test_the_least_memory_for_a_slowdown_is_between_bounds() -> None:
     least = least_memory((tight, middle, loose), 0.02)
     assert least is not None
     assert (least.refuted_bytes, least.slower_bytes) == (10 * GIB, 20 * GIB)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_a_narrow_terminal_shows_fewer_columns_and_cuts_none(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = [
+        Line(labels={"mesh": mesh}, graph="backward", points=marked_points(), expected=3)
+        for mesh in ("fsdp=64", "fsdp=128")
+    ]
+    out = Terminal()
+    print_study(lines, 0.02, out)
+    assert "…" not in out.getvalue()
+    assert "fsdp=128" in out.getvalue()
+    assert ("columns for a wider terminal" in out.getvalue()) == (width < 200)
