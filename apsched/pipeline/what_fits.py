@@ -80,7 +80,7 @@ def _families(source: SourceRequest) -> Iterator[list[tuple[str, SourceRequest]]
     kind = classify(source.source)
     built = kind in (SourceKind.PRESET, SourceKind.TRANSFORMERS)
     if built or kind is SourceKind.FUNCTION:
-        weaker = {None: 0, "none": 0, "selective": 1}.get(source.activation_checkpoint, 2)
+        weaker = {None: 0, "none": 0, "full": 2}.get(source.activation_checkpoint, 1)
         yield [
             (f"--ac {name}", replace(source, activation_checkpoint=name))
             for name in ("selective", "full")[weaker:]

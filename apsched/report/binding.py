@@ -122,7 +122,7 @@ def _because(result: Result, stretch: Stretch) -> str:
     assert result.best is not None
     at = step_name(result.problem, result.best.schedule.steps[stretch.at_step])
     reasons = {
-        Cause.DATA: "its input is made right before",
+        Cause.DATA: "input made right before",
         Cause.MEMORY: f"sooner it would break the memory cap at {at}",
         Cause.IN_FLIGHT: f"sooner it would break the in-flight cap at {at}",
         Cause.PREFETCH: f"sooner it would break the prefetch cap at {at}",

@@ -64,7 +64,7 @@ def _more_cells(result: Result, more: Relaxed) -> tuple[str, str, str]:
     verdict = {
         "gains": f"at least {show_us(ticks_to_us(more.proven_ticks))}, at most {possible}",
         "gains nothing": "gains nothing",
-        "nothing provable": f"nothing provable, at most {possible}",
+        "nothing provable": f"at most {possible}",
     }[more.verdict]
     return _ms(more.step_time_ticks), gain, verdict
 

@@ -99,7 +99,7 @@ def _faster(
             if network.unchanged
             else "no group leaves its node"
         )
-        return _not_solved("network", f"{rate} changes no price: {where}")
+        return _not_solved("network", f"{where}: no price changes")
     return _solved("network", f"{rate}: {changes}", network.problem, caps, options, answer)
 
 
