@@ -12,11 +12,14 @@ import os
 import platform
 import re
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks.intake.case import CaseOutcome
 
 _PACKAGES = ("torch", "transformers", "torchtitan")
 _NICE = 10
@@ -34,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from benchmarks.intake.cases.every import every_case, prepare
     from benchmarks.intake.examine import examine
     from benchmarks.intake.isolation import outcomes
+    from benchmarks.intake.stored import read, write
 
     torch.set_num_threads(1)
     try:
@@ -41,9 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except re.error as error:
         print(f"benchmarks.intake: --only: {args.only!r} is none ({error})", file=sys.stderr)
         return 2
+    every = tuple(every_case())
+    order = [(case.group, case.name) for case in every]
     chosen = [
         case
-        for case in every_case()
+        for case in every
         if pattern.search(f"{case.group}: {case.name}") and (case.smoke or not args.smoke)
     ]
     if args.list:
@@ -52,14 +58,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         print(f"benchmarks.intake: --only: no case matches {args.only!r}", file=sys.stderr)
         return 2
+    results = None if args.results is None else Path(args.results)
+    try:
+        known = {} if results is None else read(results)
+    except ValueError as error:
+        print(f"benchmarks.intake: --results: {error}", file=sys.stderr)
+        return 2
+    missing = [case for case in chosen if args.again or (case.group, case.name) not in known]
     prepare()
-    began, found = time.perf_counter(), []
-    for outcome in outcomes(chosen, examine, timeout_s=args.timeout):
-        found.append(outcome)
+    found = list(known.values())
+    for outcome in outcomes(missing, examine, timeout_s=args.timeout):
+        known[outcome.group, outcome.name] = outcome
         print(page.line(outcome), flush=True)
+        found = [known[key] for key in order if key in known]
+        if results is not None:
+            write(results, found, _versions())
         if args.page is not None:
-            seconds = time.perf_counter() - began
-            Path(args.page).write_text(page.markdown(found, _about(len(chosen), seconds)))
+            Path(args.page).write_text(page.markdown(found, _about(found)))
     rows = (page.headings(), *page.totals(found))
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     for row in rows:
@@ -85,20 +100,31 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--smoke", action="store_true", help="a few cases, under a minute")
     parser.add_argument("--page", metavar="FILE", help="write the page (Markdown) here")
     parser.add_argument(
+        "--results",
+        metavar="FILE",
+        help="keep outcomes here (JSON); cases that it has are shown, and do not run again",
+    )
+    parser.add_argument("--again", action="store_true", help="run them again, and replace them")
+    parser.add_argument(
         "--timeout", metavar="SECONDS", type=float, default=300.0, help="of one case (default 300)"
     )
     parser.add_argument("--list", action="store_true", help="print the cases, and run nothing")
     return parser
 
 
-def _about(num_cases: int, seconds: float) -> str:
+def _about(found: "Sequence[CaseOutcome]") -> str:
+    minutes = sum(outcome.seconds for outcome in found) / 60
+    return f"{_versions()}; {len(found)} cases, {minutes:.1f} minutes."
+
+
+def _versions() -> str:
     versions = [f"Python {platform.python_version()}"]
     for package in _PACKAGES:
         try:
             versions.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             versions.append(f"no {package}")
-    return f"{', '.join(versions)}; {num_cases} cases, {seconds / 60:.1f} minutes."
+    return ", ".join(versions)
 
 
 if __name__ == "__main__":

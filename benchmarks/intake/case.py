@@ -33,6 +33,8 @@ class Case:
     name: str
     group: str
     build: Build
+    runs: bool = True
+    """Whether its graphs have a size that one process can run."""
     smoke: bool = False
     """Whether it belongs to the part that runs with every change."""
 
