@@ -1,7 +1,7 @@
 """What is surveyed: a case is one function that makes graphs, and what was found of it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from apsched.capture.captured import CapturedGraph
 
@@ -35,6 +35,8 @@ class Case:
     build: Build
     runs: bool = True
     """Whether its graphs have a size that one process can run."""
+    processes: int = 1
+    """Processes of gloo that run it; 1: one, with collectives of its own."""
     smoke: bool = False
     """Whether it belongs to the part that runs with every change."""
 
@@ -68,3 +70,25 @@ class CaseOutcome:
     not_traced: str = ""
     """Why there are no graphs."""
     seconds: float = 0.0
+
+
+def joined(outcomes: Sequence[CaseOutcome]) -> CaseOutcome:
+    """Return one outcome of what several processes found of a case: of each column the first that
+    is not as it should be, and the longest time.
+    """
+    first = next((o for o in outcomes if not o.graphs), outcomes[0])
+    graphs = tuple(
+        replace(
+            same[0],
+            torch=_first_but(TAKEN, [graph.torch for graph in same]),
+            apsched=_first_but(TAKEN, [graph.apsched for graph in same]),
+            bits=_first_but(EQUAL, [graph.bits for graph in same]),
+            round_trip=_first_but(EXACT, [graph.round_trip for graph in same]),
+        )
+        for same in zip(*(outcome.graphs for outcome in outcomes), strict=False)
+    )
+    return replace(first, graphs=graphs, seconds=max(outcome.seconds for outcome in outcomes))
+
+
+def _first_but(expected: str, found: Sequence[str]) -> str:
+    return next((text for text in found if text != expected), expected)

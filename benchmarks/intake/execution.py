@@ -1,10 +1,11 @@
 """Runs a graph before and after scheduling on the same values, and compares the bits."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
@@ -18,7 +19,8 @@ def values_for(module: GraphModule, known: Mapping[str, Any]) -> dict[str, Any]:
     """Return a value for each placeholder: a known one, or one that depends on nothing but its
     place and type. One whose size is not known has none, and the graph does not run.
     """
-    generator = torch.Generator().manual_seed(_SEED)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    generator = torch.Generator().manual_seed(_SEED + rank)
     values = {}
     for node in module.graph.find_nodes(op="placeholder"):
         if node.name in known:
@@ -93,14 +95,24 @@ def _value(meta: Any, generator: torch.Generator) -> Any:
         return torch.randint(0, 2, shape, generator=generator, dtype=torch.int64).to(meta.dtype)
     value = torch.randn(shape, generator=generator) / 8
     strides = [size_hint(stride) for stride in meta.stride()]
-    return torch.empty_strided(shape, strides, dtype=meta.dtype).copy_(value)
+    return _laid_out(value.to(meta.dtype), strides)
 
 
 def _copy(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-    return copy.copy_(value.detach())
+    return _laid_out(value.detach(), value.stride())
+
+
+def _laid_out(value: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return a copy with these strides; along a dimension of stride 0 the first element is that of
+    all.
+    """
+    shape = value.shape
+    for dim, stride in enumerate(strides):
+        if stride == 0:
+            value = value.narrow(dim, 0, min(value.shape[dim], 1))
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value).expand(shape)
 
 
 def _first_line(error: BaseException) -> str:

@@ -7,6 +7,7 @@ since they may be indices or sizes.
 """
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ _LIBRARIES: list[Any] = []
 
 
 def install() -> None:
-    """Give the functional collectives of this process kernels that need no process group."""
+    """Give the functional collectives of this process kernels that communicate with no other."""
     make: Any = torch.library.Library
     library = make("_c10d_functional", "IMPL")
     _LIBRARIES.append(library)
@@ -38,6 +39,10 @@ def install() -> None:
     for name, kernel in kernels.items():
         if hasattr(torch.ops._c10d_functional, name):
             library.impl(name, kernel, "CPU", allow_override=True)
+    fused = make("symm_mem", "IMPL")
+    _LIBRARIES.append(fused)
+    fused.impl("fused_all_gather_matmul", _all_gather_matmul, "CPU")
+    fused.impl("fused_matmul_reduce_scatter", _matmul_reduce_scatter, "CPU")
 
 
 def _of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
@@ -78,6 +83,32 @@ def _reduce_scatter_coalesced(
     inputs: Sequence[torch.Tensor], op: str, size: int, group: str
 ) -> list[torch.Tensor]:
     return [_reduce_scatter(x, op, size, group) for x in inputs]
+
+
+def _all_gather_matmul(
+    x: torch.Tensor,
+    others: Sequence[torch.Tensor],
+    dim: int,
+    group: str,
+    *,
+    return_A: bool = True,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    parts = [_of_rank(x, rank) for rank in range(_size(group))]
+    whole = torch.cat(parts, dim)
+    return whole if return_A else None, [whole @ other for other in others]
+
+
+def _matmul_reduce_scatter(
+    x: torch.Tensor, other: torch.Tensor, op: str, dim: int, group: str
+) -> torch.Tensor:
+    whole = (x @ other).movedim(dim, 0)
+    return _reduce_scatter(whole, op, _size(group), group).movedim(0, dim).contiguous()
+
+
+def _size(group: str) -> int:
+    resolve: Any = import_module("torch.distributed.distributed_c10d")._resolve_process_group
+    size: int = resolve(group).size()
+    return size
 
 
 def _all_reduce(x: torch.Tensor, op: str, group: str) -> torch.Tensor:

@@ -17,12 +17,31 @@ Made = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 _FEATURES: dict[str, Callable[[], Made]] = {}
 _SMOKE = ("plain", "selective checkpointing", "mixture of experts")
+_ON_GLOO = (
+    "plain",
+    "checkpointing with dropout",
+    "dynamic shapes",
+    "autocast",
+    "tied embeddings",
+    "gradient accumulation",
+    "compiled optimizer, AdamW",
+    "mixture of experts",
+    "masks whose size depends on data",
+    "Ulysses",
+    "sharded by DTensor",
+    "tensor parallelism by DTensor, beside gathers",
+    "coalesced collectives",
+)
+"""The features that run on gloo processes, too."""
 
 
 def cases() -> Iterator[Case]:
-    """Yield a case for each feature."""
+    """Yield a case for each feature, in one process; then those on gloo processes."""
     for name, make in _FEATURES.items():
         yield Case(name=name, group="features", build=partial(_graphs, make), smoke=name in _SMOKE)
+    for name in _ON_GLOO:
+        build = partial(_graphs, _FEATURES[name])
+        yield Case(name=f"gloo: {name}", group="gloo", build=build, processes=WORLD)
 
 
 def made(name: str) -> Callable[[], Made]:

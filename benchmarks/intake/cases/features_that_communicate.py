@@ -18,6 +18,8 @@ from benchmarks.intake.cases.parts import (
     ShardedLinear,
     activations,
     functional,
+    gathered,
+    train_flex_attention_on_cpu,
 )
 
 
@@ -56,6 +58,7 @@ def _flex() -> Made:
 
 @feature("flex attention, backward")
 def _flex_backward() -> Made:
+    train_flex_attention_on_cpu()
     from torch.nn.attention.flex_attention import flex_attention
 
     return Model(_Attention(flex_attention), Block()), (torch.randn(2, 128, WIDTH),), {}
@@ -148,6 +151,19 @@ def _ring() -> Made:
     return Model(_Attention(attend), Block()), (activations(),), {}
 
 
+@feature("context parallelism by gathered keys and values")
+def _gathered_keys() -> Made:
+    """Each process rank has the queries of its part of the sequence, and sees all keys."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        first = torch.stack((k, v)).movedim(3, 0).contiguous()  # [T, 2, B, H, D]
+        every = gathered(first.flatten(1)).unflatten(1, first.shape[1:]).movedim(0, 3)
+        result: torch.Tensor = F.scaled_dot_product_attention(q, *every.unbind())
+        return result
+
+    return Model(_Attention(attend), Block()), (activations(),), {}
+
+
 @feature("float8")
 def _float8() -> Made:
     """Weights are gathered as eight bits, and multiplied by a kernel for them."""
@@ -225,16 +241,18 @@ def _async_tp() -> Made:
     class Fused(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 8)
+            self.up = nn.Parameter(torch.randn(WIDTH, WIDTH) / 8)
+            self.down = nn.Parameter(torch.randn(WIDTH, WIDTH) / 8)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             assert operators is not None
             assert dist.group.WORLD is not None
             group = dist.group.WORLD.group_name
             _, (y,) = torch.ops.symm_mem.fused_all_gather_matmul(
-                x.flatten(0, 1), [self.weight], 0, group
+                x.flatten(0, 1), [self.up], 0, group
             )
-            return y[: x.shape[0] * x.shape[1]].view_as(x)
+            y = torch.ops.symm_mem.fused_matmul_reduce_scatter(y, self.down, "sum", 0, group)
+            return y.view_as(x)
 
     model = torch.no_grad()(Model(Fused(), Block()).forward)
     return model, (activations(),), {"backward": False}

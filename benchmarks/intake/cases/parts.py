@@ -14,6 +14,14 @@ functional: Any = import_module("torch.distributed._functional_collectives")
 """Collectives as functions, whose types say less than they take."""
 
 
+def train_flex_attention_on_cpu() -> None:
+    """Let ``flex_attention`` be differentiated on a CPU, in this process: torch refuses that, as it
+    has no compiled kernel there, but traces and runs the dense form.
+    """
+    module: Any = import_module("torch.nn.attention.flex_attention")
+    module._validate_device = lambda query, key, value: None
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shard: torch.Tensor) -> torch.Tensor:

@@ -20,10 +20,13 @@ from apsched.fx.graph_copies import copied
 from apsched.integrations.torchtitan import REPLACED, pass_name, state_names
 from apsched.torch_compat.graphs import quiet_fake_tensors
 from benchmarks.intake.case import Case, NotTracedError
+from benchmarks.intake.cases.parts import train_flex_attention_on_cpu
 from benchmarks.intake.cases.worlds import running_world
 
 _TRAINER = "torchtitan.experiments.graph_trainer"
 _SEQ_LEN, _NUM_LAYERS = 32, 2
+_BLOCK = 128
+"""Queries in a block of a mask; context parallelism splits no block."""
 
 _DEGREES = {
     "replicate": "data_parallel_replicate_degree",
@@ -41,6 +44,7 @@ _DENSE = (
     "replicate=2,fsdp=2,tp=2",
     "cp=2",
     "fsdp=2,cp=2",
+    "tp=2,cp=2",
 )
 _EXPERT = (
     *_DENSE,
@@ -49,6 +53,7 @@ _EXPERT = (
     "replicate=2,fsdp=2,ep=2",
     "tp=2,ep=2",
     "fsdp=2,tp=2,ep=2",
+    "fsdp=2,cp=2,ep=2",
 )
 _SDPA = {"attn_backend": "sdpa"}
 _VARLEN = {"attn_backend": "varlen"}
@@ -83,28 +88,21 @@ def _configurations() -> Iterator[_Configuration]:
     """Yield each debug model under each parallelism; then attention, experts and products of other
     backends; then every flavor with the sizes of a real model, cut to a few layers.
     """
-    for model, flavor, meshes, options in (
-        ("llama3", "debugmodel", _DENSE, _SDPA),
-        ("qwen3", "debugmodel", _DENSE, _SDPA),
-        ("qwen3", "debugmodel_moe", _EXPERT, _SDPA),
-        ("deepseek_v3", "debugmodel", _EXPERT, _SDPA),
-        ("muse_glimmer", "debugmodel", _DENSE, _VARLEN),  # its registry refuses sdpa
+    for model, flavor, meshes in (
+        ("llama3", "debugmodel", _DENSE),
+        ("qwen3", "debugmodel", _DENSE),
+        ("qwen3", "debugmodel_moe", _EXPERT),
+        ("deepseek_v3", "debugmodel", _EXPERT),
     ):
-        for mesh in meshes:
+        for mesh in meshes:  # CPU's sdpa has no context parallelism
+            options = _FLEX if "cp" in mesh else _SDPA
             yield _Configuration(model=model, flavor=flavor, mesh=mesh, options=options)
-    for options in (_VARLEN, _FLEX):
-        for model, flavor in (
-            ("llama3", "debugmodel"),
-            ("qwen3", "debugmodel"),
-            ("qwen3", "debugmodel_moe"),
-            ("deepseek_v3", "debugmodel"),
-        ):
-            for mesh in ("fsdp=2", "fsdp=2,tp=2"):
-                yield _Configuration(model=model, flavor=flavor, mesh=mesh, options=options)
-    yield _Configuration(model="muse_glimmer", flavor="debugmodel", mesh="fsdp=2", options=_FLEX)
-    yield _Configuration(
-        model="muse_glimmer", flavor="debugmodel_mm", mesh="fsdp=2", options=_VARLEN
-    )
+        for mesh in ("fsdp=2", "fsdp=2,tp=2"):
+            yield _Configuration(model=model, flavor=flavor, mesh=mesh, options=_FLEX)
+        yield _Configuration(model=model, flavor=flavor, mesh="fsdp=2", options=_VARLEN)
+    for mesh in _DENSE:
+        yield _Configuration(model="muse_glimmer", flavor="debugmodel", mesh=mesh, options=_FLEX)
+    yield _Configuration(model="muse_glimmer", flavor="debugmodel_mm", mesh="fsdp=2", options=_FLEX)
     yield from _other_backends()
     for model, flavors in {
         "llama3": ("1B", "3B", "8B", "70B", "405B"),
@@ -115,7 +113,7 @@ def _configurations() -> Iterator[_Configuration]:
             mesh = "fsdp=8,ep=8" if model == "deepseek_v3" or "-A" in flavor else "fsdp=8"
             yield _Configuration(model=model, flavor=flavor, mesh=mesh, real=True)
     yield _Configuration(
-        model="muse_glimmer", flavor="30B", mesh="fsdp=8", options=_VARLEN, real=True
+        model="muse_glimmer", flavor="30B", mesh="fsdp=8", options=_FLEX, real=True
     )
 
 
@@ -240,9 +238,10 @@ def _traced(model: Any, dims: Any) -> Any:
     tracer: Any = import_module(f"{_TRAINER}.make_fx_tracer")
     loss: Any = import_module("torchtitan.components.loss")
     common: Any = import_module(f"{_TRAINER}.common_utils")
-    common.maybe_register_blockmask_pytree_node()
+    train_flex_attention_on_cpu()
     step = trainer.make_fwd_bwd_step(model, loss.CrossEntropyLoss.Config().build())
     inputs = _inputs(model, dims)
+    common.maybe_register_blockmask_pytree_node()
     with utils.get_spmd_context(parallel_dims=dims)():
         return tracer.minimal_fx_tracer(step, module=model)(*inputs)
 
@@ -252,9 +251,10 @@ def _inputs(model: Any, dims: Any) -> tuple[Any, ...]:
     the masks that go with them; of context parallelism this process rank's part of the sequence.
     """
     attention: Any = import_module("torchtitan.models.common.attention")
-    tokens = torch.randint(0, 256, (1, _SEQ_LEN))
-    labels, valid = tokens, torch.tensor(float(_SEQ_LEN))
-    extra: dict[str, Any] = {"positions": torch.arange(_SEQ_LEN, dtype=torch.int32).expand(1, -1)}
+    seq_len = _SEQ_LEN if not dims.cp_enabled else 2 * dims.cp * _BLOCK
+    tokens = torch.randint(0, 256, (1, seq_len))
+    labels, valid = tokens, torch.tensor(float(seq_len))
+    extra: dict[str, Any] = {"positions": torch.arange(seq_len, dtype=torch.int32).expand(1, -1)}
     masked = (attention.FlexAttention.Config, attention.VarlenAttention.Config)
     if isinstance(model.config.first_attention.inner_attention, masked):
         extra["attention_masks"] = model.get_attention_masks(positions=extra["positions"])

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from apsched.capture.captured import CapturedGraph
 from apsched.errors import ApschedError, InputError
 from apsched.fx.graph_copies import copied
-from benchmarks.intake.case import Case, UnreadError
+from benchmarks.intake.case import Case, NotTracedError, UnreadError
 from benchmarks.intake.cases import feature_table
 from benchmarks.intake.cases.compiled import compiled_graphs
 from benchmarks.intake.cases.parts import WORLD
@@ -64,6 +64,11 @@ def _read(make: Callable[[], feature_table.Made]) -> tuple[CapturedGraph, ...]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "fx_graph_runnable.py"
         path.write_text(texts[0])
+        try:
+            compile(texts[0], "fx_graph_runnable.py", "exec")
+        except SyntaxError as error:
+            line = (error.text or "").strip()
+            raise NotTracedError(f"the file that torch wrote is no Python: {line}") from None
         try:
             return read_repro(path).graphs
         except ApschedError as error:
