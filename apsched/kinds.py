@@ -68,6 +68,8 @@ class SizeSource(StrEnum):
     """Torch's own hint."""
     STATED = "stated"
     """The user's hint."""
+    PROFILE = "profile"
+    """Seen in the profile that the costs come from."""
     BALANCED = "balanced"
     """An even share of a sum that is known: of the rows that an all-to-all sends or receives, or of
     a sum that the graph asserts.

@@ -66,6 +66,8 @@ class MeasuredCosts:
     """Kind of collective -> price of the launch of a bucket of any size."""
     copies: tuple[tuple[int, float], ...] = ()
     """Bytes copied, and microseconds; empty without a measurement of copies."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Symbol -> size, of sizes that depend on data, as a profile has them."""
 
     @property
     def table(self) -> CollectiveTable:
@@ -166,6 +168,10 @@ def merged(parts: list[MeasuredCosts]) -> MeasuredCosts:
         transfers=tuple(_median_transfers(parts, shape) for shape in shapes),
         launch_us=_median_by_key([part.launch_us for part in parts]),
         copies=tuple(_median_by_key([dict(part.copies) for part in parts]).items()),
+        sizes={
+            symbol: round(size)
+            for symbol, size in _median_by_key([part.sizes for part in parts]).items()
+        },
     )
 
 
@@ -195,6 +201,7 @@ def completed(profiled: MeasuredCosts, measured: MeasuredCosts) -> MeasuredCosts
             for kind in sorted({**measured.launch_us, **profiled.launch_us})
         },
         copies=measured.copies,
+        sizes=profiled.sizes,
     )
 
 

@@ -17,6 +17,9 @@ source = "profile"
 gb_per_s = 1.2
 points = [[16384, 210.5], [65536, 251.0]]
 
+[sizes]
+u0 = 6144
+
 [compute.profile]
 "aten::mm(float32[128,64], float32[64,192]{1,64}) -> float32[128,192]" = 48.2
 """
@@ -33,8 +36,19 @@ from apsched.errors import InputError
 from apsched.kinds import PRICED_KINDS, CollectiveKind
 
 FORMAT = "apsched costs"
-VERSION = 1
-_KEYS = ("format", "version", "device", "cluster", "launch_us", "copies", "transfers", "compute")
+VERSION = 2
+"""Since 2 with sizes; files without are written as version 1."""
+_KEYS = (
+    "format",
+    "version",
+    "device",
+    "cluster",
+    "launch_us",
+    "copies",
+    "transfers",
+    "sizes",
+    "compute",
+)
 _TRANSFER_KEYS = ("kind", "ranks", "nodes", "source", "gb_per_s", "points")
 
 
@@ -42,7 +56,7 @@ def dump_costs(costs: MeasuredCosts) -> bytes:
     """Return ``costs`` as TOML; equal costs give equal bytes."""
     lines = [
         f"format = {json.dumps(FORMAT)}",
-        f"version = {VERSION}",
+        f"version = {VERSION if costs.sizes else 1}",
         f"device = {json.dumps(costs.device)}",
     ]
     lines += [f"cluster = {json.dumps(costs.cluster)}"]
@@ -68,6 +82,10 @@ def dump_costs(costs: MeasuredCosts) -> bytes:
                 " points"
             ]
         lines += [f"points = {_points(t.points)} # bytes counted once, microseconds"]
+    if costs.sizes:
+        lines += ["", "[sizes] # that depend on data, as the profile has them"]
+        ordered = sorted(costs.sizes.items(), key=lambda item: (len(item[0]), item))
+        lines += [f"{symbol} = {size}" for symbol, size in ordered]
     for source in SOURCES:
         entries = sorted(
             (operation, price.time_us)
@@ -133,7 +151,17 @@ def _parsed(content: Mapping[str, Any]) -> MeasuredCosts:
             for kind, value in launch_us.items()
         },
         copies=_read_points(content.get("copies", []), "copies"),
+        sizes={symbol: _size(symbol, value) for symbol, value in _table(content, "sizes").items()},
     )
+
+
+def _size(symbol: str, value: Any) -> int:
+    if not symbol.isidentifier() or type(value) is not int or not 0 <= value < 2**31:
+        raise InputError(
+            "sizes: expected whole numbers from 0 to 2147483647 by symbol, such as u0 = 6144;"
+            f" found {symbol} = {value!r}"
+        )
+    return value
 
 
 def _compute(sections: Mapping[str, Any]) -> dict[str, Price]:

@@ -46,6 +46,11 @@ class MeasuredCostModel:
         """The cluster whose formulas price the rest."""
         return self._fallback.cluster
 
+    @property
+    def profiled_sizes(self) -> Mapping[str, int]:
+        """Symbol -> size, of sizes that depend on data, as the profile of the costs has them."""
+        return self.costs.sizes
+
     def compute_us(self, node: torch.fx.Node) -> float:
         """Return the time of ``node`` on the compute stream; of a start node, the price of its
         launch.

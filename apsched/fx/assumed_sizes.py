@@ -13,10 +13,12 @@ from apsched.kinds import AssumedSize, CollectiveKind
 from apsched.torch_compat.sizes import assume, depends_on_data
 
 
-def assume_sizes(graph: torch.fx.Graph, stated: Mapping[str, int]) -> tuple[AssumedSize, ...]:
+def assume_sizes(
+    graph: torch.fx.Graph, stated: Mapping[str, int], profiled: Mapping[str, int] | None = None
+) -> tuple[AssumedSize, ...]:
     """Decide what is assumed of the sizes of ``graph`` that depend on data; return it by symbol.
 
-    ``stated`` are hints of the user's own, symbol -> size. See
+    ``stated`` are hints of the user's own, ``profiled`` those of a profile, symbol -> size. See
     :func:`apsched.torch_compat.sizes.assume`; of an all-to-all is known that all rows of its input
     are sent, and as many rows are taken to come back.
     """
@@ -24,7 +26,7 @@ def assume_sizes(graph: torch.fx.Graph, stated: Mapping[str, int]) -> tuple[Assu
         size for node in graph.nodes for tensor in tensors_of(node) for size in _numbers(tensor)
     ]
     symbolic = [size for size in sizes if depends_on_data(size)]
-    return assume(symbolic, _routed(graph), stated) if symbolic else ()
+    return assume(symbolic, _routed(graph), stated, profiled) if symbolic else ()
 
 
 def rests_on_assumed(tensor: torch.Tensor) -> bool:

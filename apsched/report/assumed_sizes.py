@@ -6,6 +6,7 @@ from apsched.pipeline.assumptions import Assumptions
 _WORDS = {
     SizeSource.TORCH: "torch's hint",
     SizeSource.STATED: "as stated",
+    SizeSource.PROFILE: "profile",
     SizeSource.BALANCED: "balanced",
     SizeSource.FALLBACK: "fallback",
 }

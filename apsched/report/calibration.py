@@ -41,6 +41,7 @@ def print_profile(
             ],
             "missing_us": prediction.unpriced_us,
             "late_share": profile.late_share,
+            "sizes": dict(profile.costs.sizes),
         }
         print_json(stdout, **content)
         return
@@ -61,6 +62,9 @@ def print_profile(
         f" {profile.num_used} of {profile.num_steps} steps, those in the middle half",
         markup=False,
     )
+    if profile.costs.sizes:
+        seen = ", ".join(f"{symbol} = {size:,}" for symbol, size in profile.costs.sizes.items())
+        out.print(f"sizes that depend on data, medians over the steps: {seen}", markup=False)
     if profile.late_share is not None:
         out.print(
             f"waiting for late process ranks: {100 * profile.late_share:.1f} % of the time of"

@@ -36,6 +36,8 @@ class _Assumed:
 
     stated: dict[str, int]
     """Hints of the user's own."""
+    profiled: dict[str, int] = field(default_factory=dict)
+    """Sizes of a profile."""
     sizes: dict[sympy.Symbol, AssumedSize] = field(default_factory=dict)
     known: dict[sympy.Expr, int] = field(default_factory=dict)
     """Values of expressions that were looked up."""
@@ -95,15 +97,18 @@ def same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
 
 
 def assume(
-    sizes: Iterable[Any], equal: Iterable[tuple[Sum, Sum]], stated: Mapping[str, int]
+    sizes: Iterable[Any],
+    equal: Iterable[tuple[Sum, Sum]],
+    stated: Mapping[str, int],
+    profiled: Mapping[str, int] | None = None,
 ) -> tuple[AssumedSize, ...]:
     """Decide a value for each symbol of ``sizes`` that depends on data; return them by name.
 
-    A symbol gets the value that is ``stated`` for its name, else torch's own hint
-    (``torch._dynamo.mark_unbacked(..., hint_override=...)``), else an even share of a sum that is
-    known: of one that the graph asserts, or of one in ``equal``, pairs of sums that are taken as
-    equal; else ``FALLBACK_SIZE``. What was decided before in the same ShapeEnv stays, as long as
-    the same is ``stated``.
+    A symbol gets the value that is ``stated`` for its name, else the one ``profiled``, else torch's
+    own hint (``torch._dynamo.mark_unbacked(..., hint_override=...)``), else an even share of a sum
+    that is known: of one that the graph asserts, or of one in ``equal``, pairs of sums that are
+    taken as equal; else ``FALLBACK_SIZE``. What was decided before in the same ShapeEnv stays, as
+    long as the same is ``stated`` and ``profiled``.
     """
     pairs = [*equal]
     found: dict[ShapeEnv, dict[sympy.Symbol, None]] = {}
@@ -114,12 +119,28 @@ def assume(
     result = []
     for env, symbols in found.items():
         assumed = _ASSUMED.get(env)
-        if assumed is None or assumed.stated != dict(stated):
-            assumed = _ASSUMED[env] = _Assumed(dict(stated))
+        seen = dict(profiled or {})
+        if assumed is None or (assumed.stated, assumed.profiled) != (dict(stated), seen):
+            assumed = _ASSUMED[env] = _Assumed(dict(stated), seen)
         assumed.known.clear()
         _decide(env, symbols, [_difference(env, *pair) for pair in pairs], assumed)
         result += [assumed.sizes[symbol] for symbol in symbols]
     return tuple(sorted(set(result), key=lambda size: _order(size.symbol)))
+
+
+def solved(seen: Iterable[tuple[Any, int]]) -> dict[str, int]:
+    """Return the values of symbols that follow from sizes that were ``seen``, pairs of a size that
+    depends on data and its value; symbols of which only the sum was seen share it evenly.
+    """
+    by_env: dict[ShapeEnv, list[sympy.Expr]] = {}
+    for size, value in seen:
+        by_env.setdefault(size.node.shape_env, []).append(size.node.expr - value)
+    found: dict[str, int] = {}
+    for env, zeros in by_env.items():
+        assumed = _Assumed({})
+        _share(env, sorted(zeros, key=lambda zero: len(_unbacked(env, zero))), assumed)
+        found |= {str(symbol): size.value for symbol, size in assumed.sizes.items()}
+    return dict(sorted(found.items(), key=lambda item: _order(item[0])))
 
 
 def _decide(
@@ -132,7 +153,7 @@ def _decide(
     zeros = [*zeros, *_asserted(env)]
     in_zeros = {symbol for zero in zeros for symbol in _unbacked(env, zero)}
     for symbol in (*symbols, *in_zeros):
-        if symbol not in assumed.sizes and (known := _known(env, symbol, assumed.stated)):
+        if symbol not in assumed.sizes and (known := _known(env, symbol, assumed)):
             assumed.sizes[symbol] = known
     zeros = _share(env, zeros, assumed)
     for symbol in sorted(symbols, key=_order):
@@ -143,9 +164,12 @@ def _decide(
                 zeros = _share(env, zeros, assumed)
 
 
-def _known(env: ShapeEnv, symbol: sympy.Symbol, stated: Mapping[str, int]) -> AssumedSize | None:
-    if str(symbol) in stated:
-        return _size(symbol, stated[str(symbol)], SizeSource.STATED)
+def _known(env: ShapeEnv, symbol: sympy.Symbol, assumed: _Assumed) -> AssumedSize | None:
+    name = str(symbol)
+    if name in assumed.stated:
+        return _size(symbol, assumed.stated[name], SizeSource.STATED)
+    if name in assumed.profiled:
+        return _size(symbol, assumed.profiled[name], SizeSource.PROFILE)
     # the first is a hint, the others are values of example inputs; names differ between versions
     for name in ("var_to_hint_override", "real_tensor_prop_unbacked_vals", "unbacked_var_to_val"):
         if (value := getattr(env, name, {}).get(symbol)) is not None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from benchmarks.intake.case import CaseOutcome
+    from benchmarks.intake.case import Case, CaseOutcome
 
 _PACKAGES = ("torch", "transformers", "torchtitan")
 _NICE = 10
@@ -34,10 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
 
     from benchmarks.intake import page
-    from benchmarks.intake.cases.every import every_case, prepare
-    from benchmarks.intake.examine import examine
-    from benchmarks.intake.isolation import outcomes
-    from benchmarks.intake.stored import read, write
+    from benchmarks.intake.cases.every import every_case
 
     torch.set_num_threads(1)
     try:
@@ -46,7 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"benchmarks.intake: --only: {args.only!r} is none ({error})", file=sys.stderr)
         return 2
     every = tuple(every_case())
-    order = [(case.group, case.name) for case in every]
     chosen = [
         case
         for case in every
@@ -58,23 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         print(f"benchmarks.intake: --only: no case matches {args.only!r}", file=sys.stderr)
         return 2
-    results = None if args.results is None else Path(args.results)
     try:
-        known = {} if results is None else read(results)
+        found = _surveyed(args, chosen, [(case.group, case.name) for case in every])
     except ValueError as error:
         print(f"benchmarks.intake: --results: {error}", file=sys.stderr)
         return 2
-    missing = [case for case in chosen if args.again or (case.group, case.name) not in known]
-    prepare()
-    found = list(known.values())
-    for outcome in outcomes(missing, examine, timeout_s=args.timeout):
-        known[outcome.group, outcome.name] = outcome
-        print(page.line(outcome), flush=True)
-        found = [known[key] for key in order if key in known]
-        if results is not None:
-            write(results, found, _versions())
-        if args.page is not None:
-            Path(args.page).write_text(page.markdown(found, _about(found)))
     rows = (page.headings(), *page.totals(found))
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     for row in rows:
@@ -83,6 +67,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for text in wrong if args.smoke else ():
         print(f"benchmarks.intake: {text}", file=sys.stderr)
     return 1 if args.smoke and wrong else 0
+
+
+def _surveyed(
+    args: argparse.Namespace, chosen: "Sequence[Case]", order: Sequence[tuple[str, str]]
+) -> "list[CaseOutcome]":
+    """Return the outcomes that are known and those of the cases that are not, in order, written
+    down as soon as they are there.
+    """
+    from benchmarks.intake import page
+    from benchmarks.intake.cases.every import prepare
+    from benchmarks.intake.examine import examine
+    from benchmarks.intake.isolation import outcomes
+    from benchmarks.intake.stored import read, write
+
+    results = None if args.results is None else Path(args.results)
+    known = {} if results is None else read(results)
+    missing = [case for case in chosen if args.again or (case.group, case.name) not in known]
+    prepare()
+    for outcome in outcomes(missing, examine, timeout_s=args.timeout):
+        known[outcome.group, outcome.name] = outcome
+        print(page.line(outcome), flush=True)
+        if results is not None:
+            write(results, [known[key] for key in order if key in known], _versions())
+    found = [known[key] for key in order if key in known]
+    if args.page is not None:
+        Path(args.page).write_text(page.markdown(found, _about(found)))
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:

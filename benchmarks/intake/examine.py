@@ -1,5 +1,6 @@
 """One case: its graphs go to torch and to apsched; what comes back is run and compared."""
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,6 +28,7 @@ from benchmarks.intake.case import (
 )
 
 _BUDGET_S = 0.05
+_PATH = re.compile(r" \(/[^)]*\)")
 _TOO_LARGE = "not run: the sizes of a real model"
 
 
@@ -66,9 +68,9 @@ def _examined(case: Case) -> CaseOutcome:
 
 
 def reason(error: BaseException) -> str:
-    """Return an exception in one line."""
+    """Return an exception in one line, without the place of a file."""
     line = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {line}"[:300]
+    return f"{type(error).__name__}: {_PATH.sub('', line)}"[:300]
 
 
 def _unread(error: UnreadError) -> GraphOutcome:

@@ -75,7 +75,8 @@ def markdown(outcomes: Sequence[CaseOutcome], about: str) -> str:
     missing = [(o.group, o.name, o.not_traced) for o in outcomes if not o.graphs]
     parts = [
         "# What is taken",
-        about,
+        f"`python -m benchmarks.intake`. {about}",
+        _bar(outcomes),
         "Graphs with collectives are counted; a case that gives none is not traced. *torch* is"
         " `schedule_overlap_bucketing` on a copy of the graph; *torch alone* counts graphs"
         " that it accepts and apsched refuses.",
@@ -86,6 +87,19 @@ def markdown(outcomes: Sequence[CaseOutcome], about: str) -> str:
     if missing:
         parts += ["## Not traced", _table(("group", "case", "why"), missing)]
     return "\n\n".join(parts) + "\n"
+
+
+def _bar(outcomes: Sequence[CaseOutcome]) -> str:
+    graphs = [graph for outcome in outcomes for graph in outcome.graphs]
+    by_torch = [graph for graph in graphs if graph.torch == TAKEN]
+    taken = [graph for graph in graphs if graph.apsched == TAKEN]
+    ran = [graph for graph in taken if graph.bits and not graph.bits.startswith("not run")]
+    return (
+        f"Of {len(by_torch)} graphs that torch takes, apsched takes"
+        f" {sum(graph.apsched == TAKEN for graph in by_torch)}. Of {len(ran)} that run here,"
+        f" {sum(graph.bits == EQUAL for graph in ran)} give equal bits. Of {len(taken)} round"
+        f" trips, {sum(graph.round_trip == EXACT for graph in taken)} are exact."
+    )
 
 
 def _total(group: str, outcomes: Sequence[CaseOutcome]) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from benchmarks.intake import execution, page
-from benchmarks.intake.case import EQUAL, EXACT, TAKEN, Case, CaseOutcome, GraphOutcome
+from benchmarks.intake import execution, page, stored
+from benchmarks.intake.case import EQUAL, EXACT, TAKEN, Case, CaseOutcome, GraphOutcome, joined
 from benchmarks.intake.isolation import outcomes
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +94,62 @@ def test_other_bits_are_seen():
     )
 
 
+def test_values_keep_their_strides():
+    x = torch.randn(3, 1).expand(3, 4)
+    taken = make_fx(lambda x: x + 1)(x)
+    (values,) = execution.values_for(taken, {}).values()
+    assert values.stride() == x.stride()
+    assert execution.compared(taken, taken, {"x_1": x}) == EQUAL
+
+
+def test_outcomes_are_kept_and_read_back(tmp_path):
+    path = tmp_path / "results.json"
+    assert stored.read(path) == {}
+    found = [case(graph()), case(name="two", not_traced="E: x")]
+    stored.write(path, found, "torch 2")
+    assert stored.read(path) == {("some", "one"): found[0], ("some", "two"): found[1]}
+    for text in ("[]", "{", '{"cases": [{"name": "one"}]}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="expected outcomes that --results wrote"):
+            stored.read(path)
+
+
+def test_the_survey_that_is_kept_meets_its_bar():
+    (newest,) = sorted((ROOT / "benchmarks/results").glob("*-intake.json"))[-1:]
+    found = list(stored.read(newest).values())
+    assert page.failures(found) == []
+    assert {outcome.group for outcome in found} == {
+        "features",
+        "gloo",
+        "files",
+        "Transformers",
+        "TorchTitan",
+    }
+
+
+def test_of_several_processes_what_is_wrong_in_one_counts():
+    wrong = graph(bits="1 of 2 outputs differ")
+    assert joined([case(graph()), case(wrong, seconds=3.0)]) == case(wrong, seconds=3.0)
+    assert joined([case(graph(round_trip="differs")), case(graph())]) == case(
+        graph(round_trip="differs")
+    )
+    died = case(not_traced="the process ended with status 3")
+    assert joined([case(graph()), died]).not_traced == died.not_traced
+
+
+@pytest.mark.alone
+def test_processes_of_a_case_are_one_group():
+    def summed(one: Case) -> CaseOutcome:
+        total = torch.ones(1)
+        torch.distributed.all_reduce(total)
+        return case(graph(launches=int(total)))
+
+    (found,) = outcomes(
+        [Case(name="one", group="some", build=tuple, processes=2)], summed, timeout_s=60
+    )
+    assert [one.launches for one in found.graphs] == [2]
+
+
 @pytest.mark.alone
 def test_a_case_that_hangs_or_dies_is_one_row():
     def hangs(one: Case) -> CaseOutcome:
@@ -124,6 +180,7 @@ def test_the_survey_runs_a_case_and_writes_its_page(tmp_path):
     assert "plain: forward 5 -> " in ran.stdout
     text = (tmp_path / "page.md").read_text()
     assert "| features | 2 | 0 | 3 | 3 | 3 | 0 | 3 | 0 | 0 | 3 |" in text
+    assert "Of 3 graphs that torch takes, apsched takes 3." in text
 
 
 @pytest.mark.alone

@@ -1,10 +1,16 @@
 """``--hint``: sizes that depend on data, as the command line states them."""
 
 import html
+import importlib
 import json
+from pathlib import Path
 
 import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
 
+from apsched.capture.fake_world import world
+from apsched.costs.measured_file import load_costs
 from tests.conftest import Run
 
 JOB = """
@@ -50,6 +56,65 @@ def test_a_hint_is_used_and_a_wrong_one_named(run: Run, tmp_path, monkeypatch) -
     ran = run("audit", "out/forward.graph", "--hint", f"{name}=4")
     assert ran.code == 2
     assert "--hint cannot change forward.graph: a graph file holds its sizes" in ran.stderr
+
+
+def profiled(path: Path, num_rows: list[int]) -> None:
+    """Run a step of the job of ``JOB`` for each number of rows that its mask keeps, and write the
+    trace of torch's profiler.
+    """
+    with world(4):
+        model, (x,) = importlib.import_module("masked_job").build()
+        with profile(
+            activities=[ProfilerActivity.CPU],
+            record_shapes=True,
+            schedule=schedule(wait=0, warmup=1, active=len(num_rows), repeat=1),
+            on_trace_ready=lambda trace: trace.export_chrome_trace(str(path)),
+        ) as trace:
+            for count in (1, *num_rows):
+                rows = torch.where(torch.arange(16).unsqueeze(1) < count, x.abs(), -x.abs())
+                model(rows)
+                trace.step()
+
+
+def test_a_profile_gives_hints(run: Run, tmp_path, monkeypatch) -> None:
+    (tmp_path / "masked_job.py").write_text(JOB)
+    monkeypatch.syspath_prepend(tmp_path)
+    profiled(tmp_path / "trace.json", [5, 5, 5, 11, 3])
+    source = ("masked_job:build", "--mesh", "fsdp=4", "--direction", "forward")
+    given = ("calibrate", "--trace", "trace.json", "--cluster", "cpu", "--graph", *source)
+    ran = run(*given, "-o", "costs.toml")
+    assert ran.code == 0, ran.stderr
+    costs = load_costs("costs.toml")
+    ((name, size),) = costs.sizes.items()
+    assert size == 5
+    assert f"sizes that depend on data, medians over the steps: {name} = 5" in ran.stdout
+    assert any("mm" in operation and "[5," in operation for operation in costs.compute)
+
+    solve = ("solve", *source, "--costs", "costs.toml", "--budget", "0", "--json")
+    for stated, value, origin in (((), 5, "profile"), (("--hint", f"{name}=4"), 4, "stated")):
+        ran = run(*solve, *stated)
+        assert ran.code == 0, ran.stderr
+        (graph,) = json.loads(ran.stdout)["graphs"]
+        assert graph["assumed"]["sizes"] == {name: {"value": value, "source": origin}}
+
+    ran = run(*given, "--hint", f"{name}=11", "-o", "stated.toml", "--json")
+    assert ran.code == 0, ran.stderr
+    assert json.loads(ran.stdout)["sizes"] == {name: 11}
+
+    (tmp_path / "costs.toml").write_text(Path("costs.toml").read_text().replace("= 5\n", "= -5\n"))
+    ran = run(*solve)
+    assert ran.code == 2
+    assert "costs.toml: sizes: expected whole numbers from 0 to 2147483647" in ran.stderr
+
+
+@pytest.mark.parametrize("vary", [(), ("--vary", "budget=0")])
+def test_a_study_takes_a_hint(run: Run, tmp_path, monkeypatch, vary) -> None:
+    (tmp_path / "masked_job.py").write_text(JOB)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = ("masked_job:build", "--mesh", "fsdp=4", "--direction", "forward")
+    ran = run("study", *source, "--hint", "x9=4", *vary, "--memory-cap", "none", "--jobs", "1")
+    assert ran.code == 2
+    assert "--hint: expected a symbol whose size depends on data, found 'x9'" in ran.stderr
 
 
 def test_torchs_scheduler_is_compared_with(run: Run, tmp_path, monkeypatch) -> None:

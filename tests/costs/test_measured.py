@@ -85,7 +85,7 @@ def test_a_time_is_kept_to_the_nanosecond(tmp_path_factory, time_us):
 TRANSFERS = '{good}\n[[transfers]]\nkind = "all_gather"\nranks = 1\nnodes = 1\nsource = "profile"'
 BROKEN = {
     'format = "apsched graph"': "expected format = \"apsched costs\", found 'apsched graph'",
-    'format = "apsched costs"\nversion = 2': r"written by a newer apsched \(version 2",
+    'format = "apsched costs"\nversion = 3': r"written by a newer apsched \(version 3",
     'format = "apsched costs"\nversion = 1\ncluster = "cpu"': (
         "expected device to be a text, found None"
     ),
@@ -309,3 +309,20 @@ def test_a_profile_is_completed_by_what_was_measured_of_what_did_not_run():
     assert in_job.points == ((100, 40.0), (200, 47.5), (400, 47.5), (800, 100.0))
     assert alone == reductions
     assert completed(profiled, replace(measured, transfers=())).transfers == profiled.transfers
+
+
+def test_sizes_of_a_profile_are_kept_and_files_without_stay_version_1(tmp_path):
+    costs = MeasuredCosts(device="cpu", cluster="cpu", sizes={"u10": 3, "u2": 6144})
+    text = dump_costs(costs).decode()
+    assert "version = 2\n" in text
+    assert text.endswith("u2 = 6144\nu10 = 3\n")
+    path = tmp_path / "costs.toml"
+    path.write_text(text)
+    assert load_costs(path) == costs
+    assert merged([costs, replace(costs, sizes={"u2": 6146})]).sizes == {"u2": 6145, "u10": 3}
+    assert completed(costs, replace(costs, sizes={})).sizes == costs.sizes
+    assert b"version = 1\n" in dump_costs(replace(costs, sizes={}))
+    for wrong in ("-1", "true", "2.5", '"x"'):
+        path.write_text(text.replace("6144", wrong))
+        with pytest.raises(InputError, match="sizes: expected whole numbers"):
+            load_costs(path)

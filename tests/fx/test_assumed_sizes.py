@@ -11,6 +11,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from apsched.fx.assumed_sizes import assume_sizes, rests_on_assumed
 from apsched.fx.operands import touched_bytes
 from apsched.fx.passes.partition_replay import is_whole_view
+from apsched.torch_compat import sizes
 from apsched.torch_compat.sizes import FALLBACK_SIZE, same_sizes, size_hint
 from tests.helpers.graphs.experts import env_of, knowledge_of
 
@@ -143,3 +144,21 @@ def test_an_expanded_size_counts_once() -> None:
     module = traced(lambda x: x.nonzero().expand(-1, 5), torch.ones(16))
     assert assumed(module) == {"u0": (16, "fallback")}
     assert touched_bytes(result_of(module)) == 16 * 8
+
+
+def test_sizes_that_were_seen_are_solved_for_their_symbols():
+    env = ShapeEnv()
+    a, b, c, d = (env.create_unbacked_symint() for _ in range(4))
+    seen = [(b + c, 11), (2 * a, 6), (b, 4), (c + d, 30)]
+    assert sizes.solved(seen) == {"u0": 3, "u1": 4, "u2": 7, "u3": 23}
+    assert sizes.solved([(a + b, 7)]) == {"u0": 4, "u1": 3}, "an even share of the sum"
+    assert sizes.solved([]) == {}
+
+
+def test_what_is_stated_goes_before_a_profile_and_that_before_torch():
+    env = ShapeEnv()
+    first, second = (env.create_unbacked_symint() for _ in range(2))
+    found = sizes.assume([first, second], (), {"u0": 5}, {"u0": 6, "u1": 7})
+    assert [(s.value, str(s.source)) for s in found] == [(5, "stated"), (7, "profile")]
+    found = sizes.assume([first, second], (), {"u0": 5}, {"u1": 8})
+    assert [s.value for s in found] == [5, 8], "another profile, in the same trace"

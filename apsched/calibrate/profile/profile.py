@@ -7,7 +7,7 @@ disturbed counts for nothing. Steps of all process ranks count alike.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import networkx as nx
@@ -85,10 +85,15 @@ class _Step:
 
 
 def profile_costs(
-    dags: Sequence[nx.DiGraph], traces: Sequence[Trace], cluster: Cluster, cluster_name: str
+    dags: Sequence[nx.DiGraph],
+    traces: Sequence[Trace],
+    cluster: Cluster,
+    cluster_name: str,
+    sizes: Mapping[str, int] | None = None,
 ) -> Profile:
     """Return the costs that ``traces``, one a process rank, say about the nodes of ``dags``;
-    ``cluster`` says how ranks lie on nodes.
+    ``cluster`` says how ranks lie on nodes, ``sizes`` what the graphs assume of sizes that depend
+    on data.
 
     Raises ``InputError`` where nothing of the graphs is in a trace, or traces come from different
     devices.
@@ -128,7 +133,9 @@ def profile_costs(
         if place.record.kind is NodeKind.START and _message(place, shapes) in messages
     )
     return Profile(
-        costs=_costs(used, device=devices.pop(), cluster_name=cluster_name),
+        costs=replace(
+            _costs(used, device=devices.pop(), cluster_name=cluster_name), sizes=dict(sizes or {})
+        ),
         num_steps=sum(map(len, taken_apart)),
         num_used=len(used),
         step_us=step_us,

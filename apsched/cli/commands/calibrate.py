@@ -3,6 +3,7 @@
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -18,6 +19,9 @@ from apsched.cli.options import direction, source_request
 from apsched.errors import ApschedError, InputError
 
 if TYPE_CHECKING:
+    import networkx as nx
+
+    from apsched.calibrate.profile.trace import Trace
     from apsched.costs.clusters.cluster import Cluster
     from apsched.costs.measured import MeasuredCosts
     from apsched.pipeline.load import LoadedSource
@@ -87,18 +91,46 @@ def _read_traces(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
     with loaded(
         source_request(args), CostChoice(cluster=args.cluster), direction(args), progress
     ) as source:
-        dags = [graph.dag for graph in source.graphs]
         name = args.cluster or source.cluster
         cluster = _cluster(args, source)
         with progress.stage("profile"):
-            profile = profile_costs(
-                dags, [load_trace(trace) for trace in args.trace], cluster, name
-            )
+            traces = [load_trace(trace) for trace in args.trace]
+            dags, sizes = _at_profiled_sizes(source, traces)
+            profile = profile_costs(dags, traces, cluster, name, sizes)
             prediction = predicted(dags, profile.costs, cluster)
     _, unwritten = write_or_rescue(path.parent, {path.name: dump_costs(profile.costs)})
     print_profile(profile, prediction, args.out, stdout, as_json=args.json)
     if unwritten:
         raise ApschedError(unwritten)
+
+
+def _at_profiled_sizes(
+    source: "LoadedSource", traces: "list[Trace]"
+) -> "tuple[list[nx.DiGraph], dict[str, int]]":
+    """Return the graphs with the sizes that depend on data as the traces have them, where nobody
+    states them; and these sizes by symbol.
+    """
+    captured = [graph.captured for graph in source.graphs if graph.captured is not None]
+    if not any(graph.dag.graph["assumed"].sizes for graph in source.graphs) or not captured:
+        return [graph.dag for graph in source.graphs], {}
+    from apsched.calibrate.unknown_sizes import sizes_of_profile
+    from apsched.graph.export.export import export_graph
+
+    stated = {symbol: size for graph in captured for symbol, size in graph.hints.items()}
+    sizes = sizes_of_profile([graph.module.graph for graph in captured], traces) | stated
+    dags = []
+    for graph in source.graphs:
+        assert graph.captured is not None
+        assert graph.cost_model is not None
+        dags.append(
+            export_graph(
+                replace(graph.captured, hints=sizes),
+                graph.cost_model,
+                group_ranks=graph.group_ranks,
+                cluster_name=source.cluster,
+            )
+        )
+    return dags, sizes
 
 
 def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:

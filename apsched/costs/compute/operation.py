@@ -9,6 +9,7 @@ and numbers as tensors of no dimension. :func:`as_traced` leaves what it sees.
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 _STRIDES = re.compile(r"\{[^}]*\}")
@@ -17,10 +18,12 @@ _DTYPE = re.compile(r"\w+(?=\[)")
 _NUMBER = re.compile(r"\w+\[\]")
 
 
-def tensor_text(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> str:
+def tensor_text(
+    dtype: str, shape: Sequence[int | str], strides: tuple[int, ...] | None = None
+) -> str:
     """Return a tensor as text; ``strides`` only show where the tensor is not contiguous."""
     text = f"{dtype}[{','.join(map(str, shape))}]"
-    if strides is None or _is_contiguous(shape, strides):
+    if strides is None or _is_contiguous([int(size) for size in shape], strides):
         return text
     return f"{text}{{{','.join(map(str, strides))}}}"
 
@@ -62,7 +65,7 @@ def _split(arguments: str) -> list[str]:
     return [*parts, last] if last else parts
 
 
-def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def _is_contiguous(shape: Sequence[int], strides: tuple[int, ...]) -> bool:
     if 0 in shape:
         return True
     return all(

@@ -59,7 +59,8 @@ def export_graph(
         where a node has no shape, communicates in a way that apsched cannot schedule, or gets an
         impossible price; it names the node.
     """
-    sizes = assume_sizes(captured.module.graph, captured.hints)
+    profiled = getattr(cost_model, "profiled_sizes", None)
+    sizes = assume_sizes(captured.module.graph, captured.hints, profiled)
     analysis = analyse(captured, group_ranks or {})
     cost_model = checked(cost_model)
     curves = _curves(analysis, cost_model)

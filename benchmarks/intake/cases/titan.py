@@ -102,7 +102,6 @@ def _configurations() -> Iterator[_Configuration]:
         yield _Configuration(model=model, flavor=flavor, mesh="fsdp=2", options=_VARLEN)
     for mesh in _DENSE:
         yield _Configuration(model="muse_glimmer", flavor="debugmodel", mesh=mesh, options=_FLEX)
-    yield _Configuration(model="muse_glimmer", flavor="debugmodel_mm", mesh="fsdp=2", options=_FLEX)
     yield from _other_backends()
     for model, flavors in {
         "llama3": ("1B", "3B", "8B", "70B", "405B"),
