@@ -25,6 +25,30 @@ def job(tmp_path_factory) -> list[dict]:
     return found
 
 
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory) -> list[dict]:
+    asked = Job(folder=tmp_path_factory.mktemp("tuned") / "four", world_size=4)
+    (found,) = run_jobs(WORKERS / "training/tune_worker.py", [asked], timeout_s=600)
+    return found
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("case", ["float32", "mixed"])
+def test_replicas_are_tuned_too(replicas, case):
+    """HSDP: two replicas of two shards, and an all-reduce for each unit behind its
+    reduce-scatter.
+    """
+    test_a_tuned_model_computes_what_it_did(replicas, case)
+    launched = [report[case]["launched"] for report in replicas]
+    assert all(one == launched[0] for one in launched)
+    reduced, summed = (
+        [modules for kind, *modules in launched[0] if kind == wanted]
+        for wanted in ("reduce_scatter", "all_reduce")
+    )
+    assert len(summed) == 5, "the sixth unit has one parameter, which is no bucket"
+    assert summed == reduced, "as FSDP2 launches them"
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize("case", ["float32", "mixed"])
 def test_a_tuned_model_computes_what_it_did(job, case):

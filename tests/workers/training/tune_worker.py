@@ -1,5 +1,5 @@
-"""One of two gloo processes that train under ``fully_shard`` and DDP, tuned by apsched and not;
-reports as JSON.
+"""One of two gloo processes that train under ``fully_shard`` and DDP, or of four that train under
+HSDP, tuned by apsched and not; reports as JSON.
 
 usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 """
@@ -12,10 +12,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import apsched
+from apsched.pipeline.result import Result
+from apsched.schedule.schedule import StepKind
 from tests.helpers.graphs.eager_fsdp2 import digest, shards_of
 from tests.helpers.graphs.small_models import Residual
 
@@ -24,14 +27,17 @@ QUICK = {"budget": 0.2, "memory_cap": "none", "deadline_s": 200.0}
 
 
 def sharded(**policy: torch.dtype) -> nn.Module:
-    """Of 33 rows, which two process ranks do not share evenly."""
+    """Of 33 rows, which two process ranks do not share evenly; four are two replicas of two."""
     torch.manual_seed(0)
     model = Residual(33)
-    how = MixedPrecisionPolicy(**policy)
+    size = dist.get_world_size()
+    axes = ("shard",) if size == 2 else ("replicate", "shard")
+    mesh = init_device_mesh("cpu", (2,) * len(axes), mesh_dim_names=axes)
+    how = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**policy)}
     for layer in model.layers:
-        fully_shard(layer, mp_policy=how)
-    fully_shard(model.output, mp_policy=how, reshard_after_forward=False)
-    fully_shard(model, mp_policy=how)
+        fully_shard(layer, **how)
+    fully_shard(model.output, reshard_after_forward=False, **how)
+    fully_shard(model, **how)
     return model
 
 
@@ -62,9 +68,21 @@ def fsdp2(rank: int, **policy: torch.dtype) -> dict[str, object]:
         "text": str(found),
         "dtypes": sorted({key.dtype for r in found.results for key in r.problem.keys}),
         "kept": [c.module for c in found.results[1].problem.collectives],
+        "launched": launched(found.results[1]),
         "tuned": trained(model, x),
         "as it was": trained(sharded(**policy), x),
     }
+
+
+def launched(result: Result) -> list[list[str]]:
+    """Return the launches of a schedule by kind and parameters, in order."""
+    problem, schedule = result.problem, result.schedule
+    buckets = [
+        [problem.collectives[member] for member in schedule.buckets[step.index].members]
+        for step in schedule.steps
+        if step.kind is StepKind.START
+    ]
+    return [[problem.keys[b[0].key].kind, *sorted(c.module for c in b)] for b in buckets]
 
 
 def falls_back(rank: int) -> dict[str, object]:
@@ -99,12 +117,10 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=400)
     )
-    report = {
-        "float32": fsdp2(rank),
-        "mixed": fsdp2(rank, param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
-        "fallback": falls_back(rank),
-        "ddp": ddp(rank),
-    }
+    mixed = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+    report = {"float32": fsdp2(rank), "mixed": fsdp2(rank, **mixed)}
+    if world_size == 2:
+        report |= {"fallback": falls_back(rank), "ddp": ddp(rank)}
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
