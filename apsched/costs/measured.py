@@ -14,7 +14,7 @@ from apsched.costs.network.table import CollectiveTable, table_of
 from apsched.errors import InputError
 from apsched.kinds import CollectiveKind
 
-_Key = TypeVar("_Key", int, CollectiveKind)
+_Key = TypeVar("_Key", int, str, CollectiveKind)
 SOURCES = ("profile", "measured")
 _POINTS_PER_OCTAVE = 4
 _FURTHER = 4

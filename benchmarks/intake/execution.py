@@ -116,4 +116,5 @@ def _laid_out(value: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:200]
+    """Return the first sentence of what an error says."""
+    return (str(error).strip().splitlines() or [""])[0].split(". ")[0][:200]

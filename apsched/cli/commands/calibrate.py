@@ -107,7 +107,7 @@ def _read_traces(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
 def _at_profiled_sizes(
     source: "LoadedSource", traces: "list[Trace]"
 ) -> "tuple[list[nx.DiGraph], dict[str, int]]":
-    """Return the graphs with the sizes that depend on data as the traces have them, where nobody
+    """Return the graphs with the sizes that depend on data as the traces have them, where no hint
     states them; and these sizes by symbol.
     """
     captured = [graph.captured for graph in source.graphs if graph.captured is not None]

@@ -20,6 +20,8 @@ def running_world(size: int) -> None:
 
 def gloo_world(rank: int, size: int, folder: str) -> None:
     """Join the gloo processes that meet in ``folder``."""
-    store = dist.FileStore(str(Path(folder) / "store"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+    meeting = (Path(folder) / "store").resolve().as_uri()
+    dist.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=size, timeout=_TIMEOUT
+    )
     avoid_coalesced_gathers()
