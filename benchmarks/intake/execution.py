@@ -9,26 +9,40 @@ import torch.distributed as dist
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
-from apsched.torch_compat.sizes import size_hint
+from apsched.torch_compat.sizes import depends_on_data, size_hint
 from benchmarks.intake.case import EQUAL
 
 _SEED = 20
 
 
 def values_for(module: GraphModule, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a value for each placeholder: a known one, or one that depends on nothing but its
-    place and type. One whose size is not known has none, and the graph does not run.
+    """Return a value for each placeholder: a known one of its name and shape, or one that depends
+    on nothing but its place and type. One whose size is not known has none, and the graph does not
+    run.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
     generator = torch.Generator().manual_seed(_SEED + rank)
     values = {}
     for node in module.graph.find_nodes(op="placeholder"):
-        if node.name in known:
-            values[node.name] = known[node.name]
+        value = known.get(node.name)
+        if _fits(value, node.meta.get("val")):
+            values[node.name] = value
         else:
             with suppress(Exception):
                 values[node.name] = _value(node.meta.get("val"), generator)
     return values
+
+
+def _fits(value: Any, meta: Any) -> bool:
+    """Return whether a value has the dtype and the shape of a placeholder; sizes that depend on
+    data are any.
+    """
+    if not isinstance(value, torch.Tensor) or not isinstance(meta, torch.Tensor):
+        return value is not None and not isinstance(value, torch.Tensor)
+    sizes = zip(value.shape, meta.shape, strict=False)
+    return (value.dtype, value.dim()) == (meta.dtype, meta.dim()) and all(
+        depends_on_data(expected) or size == size_hint(expected) for size, expected in sizes
+    )
 
 
 def outputs_by_name(module: GraphModule, outputs: Any) -> dict[str, Any]:
@@ -39,8 +53,11 @@ def outputs_by_name(module: GraphModule, outputs: Any) -> dict[str, Any]:
 
 
 def run(module: GraphModule, values: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return what the graph returns, and its inputs as it leaves them."""
+    """Return what the graph returns, and its inputs as it leaves them. Memory that the graph does
+    not write before it reads it is filled.
+    """
     torch.manual_seed(_SEED)
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
     places = [node.name for node in module.graph.find_nodes(op="placeholder")]
     inputs = [_copy(values[name]) for name in places]
     with torch.no_grad():

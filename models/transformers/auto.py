@@ -62,10 +62,7 @@ def build_auto(
     config = _config(path, fields, num_layers)
     kind = _model_class(path, config, fields)
     if mesh.ep > 1:
-        raise InputError(
-            f"hf:{path}: experts are not split over process ranks here; drop ep={mesh.ep}, or take"
-            " a deepseek-v3 preset"
-        )
+        raise InputError(no_expert_parallelism(path, mesh))
     meshes = build_meshes(mesh, "cpu")
     device = torch.device("cpu" if materialize else "meta")
     with device, _default_type(options.param_dtype):
@@ -92,6 +89,19 @@ def build_auto(
         options=options,
         num_layers=int(getattr(config, "num_hidden_layers", 0) or 0),
         num_parameters=num_parameters,
+    )
+
+
+def no_expert_parallelism(path: Path, mesh: MeshSpec) -> str:
+    """Return why ``ep`` is refused: Transformers' exchange of tokens
+    (transformers/distributed/expert_parallel.py, AllToAllEP) has a branch on ``tokens.shape[0]``,
+    which torch cannot trace.
+    """
+    return (
+        f"hf:{path}: expected a mesh without ep, found ep={mesh.ep}: Transformers' own expert"
+        " parallelism branches on the number of tokens received, so it is not one graph; drop ep"
+        " (fsdp shards the experts), take a deepseek-v3 preset, or solve the graphs that"
+        " TORCH_TRACE writes in the job"
     )
 
 

@@ -26,7 +26,12 @@ from apsched.models.layers import SUMMED, WHOLE, token_loss
 from apsched.models.mesh import Group, MeshSpec, build_meshes, group_of
 from apsched.models.options import ModelOptions
 from apsched.models.sharding import shard_parameters
-from apsched.models.transformers.auto import accepted, build_auto, replace_forward
+from apsched.models.transformers.auto import (
+    accepted,
+    build_auto,
+    no_expert_parallelism,
+    replace_forward,
+)
 
 _ATTENTION = "apsched_causal"
 
@@ -214,10 +219,7 @@ def _check(
         if value < 1:
             raise InputError(f"{what} must be at least 1; found {value}")
     if mesh.ep > 1:
-        raise InputError(
-            f"hf:{path}: experts are not split over process ranks here; drop ep={mesh.ep}, or take"
-            " a deepseek-v3 preset"
-        )
+        raise InputError(no_expert_parallelism(path, mesh))
     if mesh.tp > 1 and not family.tensor_parallel:
         raise InputError(
             f"hf:{path}: {config.model_type} has no tensor-parallel form here; found tp={mesh.tp}:"

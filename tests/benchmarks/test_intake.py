@@ -102,6 +102,24 @@ def test_values_keep_their_strides():
     assert execution.compared(taken, taken, {"x_1": x}) == EQUAL
 
 
+def test_memory_that_is_not_written_is_the_same_each_time():
+    filled = make_fx(lambda x: x.new_empty(4) + x)(torch.ones(4))
+    (found,), _ = execution.run(filled, {"x_1": torch.ones(4)})
+    assert found.isnan().all()
+
+
+def test_a_value_of_another_shape_is_not_handed_on():
+    taken = make_fx(lambda x: x + 1)(torch.ones(4))
+    for known, same in (
+        (torch.ones(4), True),
+        (torch.ones(5), False),
+        (torch.ones(4).int(), False),
+    ):
+        (value,) = execution.values_for(taken, {"x_1": known}).values()
+        assert (value is known) == same
+        assert value.shape == (4,)
+
+
 def test_outcomes_are_kept_and_read_back(tmp_path):
     path = tmp_path / "results.json"
     assert stored.read(path) == {}
