@@ -35,12 +35,17 @@ def sizes_of_profile(graphs: Iterable[torch.fx.Graph], traces: Sequence[Trace]) 
         Shape(as_traced(operation_text(op_name(node.target), _arguments(node, shown))))
         for graph in graphs
         for node in graph.nodes
-        if node.op == "call_function"
+        if node.op == "call_function" and _has_values(node)
     ]
     if not unknown:
         return {}
     found = profiled_sizes(shapes, traces)
     return solved((unknown[number], size) for number, size in found.items())
+
+
+def _has_values(node: torch.fx.Node) -> bool:
+    """Return whether all that a node takes has a value: what an assertion returns has none."""
+    return all(source.op == "get_attr" or "val" in source.meta for source in node.all_input_nodes)
 
 
 def _arguments(node: torch.fx.Node, shown: Any) -> list[str | list[str]]:
