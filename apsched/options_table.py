@@ -415,7 +415,6 @@ OPTIONS: tuple[Option, ...] = (
         unit=Unit.TEXT,
         metavar="WHICH",
         default="none",
-        axis=False,
         help=(
             "parameters kept from forward to backward, not gathered again: none, all, auto (what is"
             " fastest and fits, forward and backward together) or a file with a name or regular"

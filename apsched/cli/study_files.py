@@ -30,7 +30,7 @@ def run_compare(args: argparse.Namespace, words: list[str], stdout: TextIO) -> N
     table = plain_table("graph", labels_of, "memory cap", *figures, right=figures)
     differing = _differing([pair.one for pair in found.pairs])
     for pair in found.pairs:
-        labels = " ".join(f"{name}={pair.one.described[name]}" for name in differing)
+        labels = " ".join(f"{name}={pair.one.described.get(name)}" for name in differing)
         cap = pair.one.outcome.memory_cap_bytes
         gain = "" if pair.gain is None else f"{100 * pair.gain:.2f} %"
         cells = [
@@ -87,9 +87,11 @@ def _exactly(words: list[str], count: int, what: str) -> list[str]:
 
 
 def _differing(points: list[Point]) -> list[str]:
-    names = points[0].described if points else {}
+    names = dict.fromkeys(name for point in points for name in point.described)
     return [
-        name for name in names if len({json.dumps(point.described[name]) for point in points}) > 1
+        name
+        for name in names
+        if len({json.dumps(point.described.get(name)) for point in points}) > 1
     ]
 
 

@@ -22,7 +22,8 @@ from apsched.study.engine import Engine, LocalEngine
 from apsched.study.prepare import Prepared, prepare
 from apsched.study.report.across import Line, along_json, alongs
 from apsched.study.report.binding import bindings
-from apsched.study.report.frontier import DEFAULT_SLOWDOWN, fitting, frontier_json
+from apsched.study.report.frontier import DEFAULT_SLOWDOWN, ascending, fitting, frontier_json
+from apsched.study.report.steps import step_json, steps_of
 from apsched.study.report.text import print_study
 from apsched.study.report.what_if import Answer, cap_then, parse_what_if, then
 from apsched.study.report.what_if_text import answer_json, print_answers
@@ -31,6 +32,7 @@ from apsched.study.run import run as answer
 from apsched.study.setting import Setting
 from apsched.study.speeds import Speeds, parse_times
 from apsched.study.store import FILE, Point, Store
+from apsched.whole_step.keep_request import AUTO, keep_request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ def posed(args: argparse.Namespace, progress: Progress) -> Grid:
     ]
     settings = [setting_of(_with(args, axes, values)) for values in combinations]
     store, run_id = opened(args)
-    prepared = prepare(settings, store, progress)
+    prepared = prepare(settings, store, progress, memory)
     return Grid(
         lives=chains(prepared, memory, store, full=args.full),
         labels=_labelled(prepared, settings, labels),
@@ -98,14 +100,20 @@ def posed(args: argparse.Namespace, progress: Progress) -> Grid:
 
 def lines_of(grid: Grid) -> list[Line]:
     """Return the answers that are known, a line for each setting and graph."""
+    together: dict[tuple[int, str], tuple[dict[str, str], list[OpenChain]]] = {}
+    for live, label in zip(grid.lives, grid.labels, strict=True):  # with --keep auto one a cap
+        key = id(live.prepared.setting), live.prepared.graph.name
+        together.setdefault(key, (label, []))[1].append(live)
     return [
         Line(
             labels=label,
-            graph=live.prepared.graph.name,
-            points=live.points(),
-            expected=len(live.chain.names(live.known)) or live.chain.expected(),
+            graph=name,
+            points=ascending([point for live in lives for point in live.points()]),
+            expected=sum(
+                len(live.chain.names(live.known)) or live.chain.expected() for live in lives
+            ),
         )
-        for live, label in zip(grid.lives, grid.labels, strict=True)
+        for (_, name), (label, lives) in together.items()
     ]
 
 
@@ -134,6 +142,11 @@ def ask_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
         )
     what_if = parse_what_if(args.what_if)
     now = setting_of(args)
+    if now.keep.mode == AUTO:
+        raise InputError(
+            "--keep auto: its choice depends on what --if changes; keep none, all or a file"
+            " (kept.txt of an answer)"
+        )
     later = then(now, what_if)
     cap = stated(args, "memory_cap")
     engine = engine_of(args)
@@ -187,7 +200,9 @@ def _print(grid: Grid, args: argparse.Namespace, out: TextIO) -> None:
     if args.json:
         found = [_line_json(line, grid.slowdown) for line in lines]
         across = [along_json(along) for along in alongs(lines)]
-        print_json(out, study=str(grid.store.directory), lines=found, across=across)
+        steps = [step_json(step) for step in steps_of(lines)]
+        more = {"steps": steps} if steps else {}
+        print_json(out, study=str(grid.store.directory), lines=found, across=across, **more)
         return
     print_study(lines, grid.slowdown, out)
     console(out).print(f"study in {grid.store.directory}: {FILE}, graphs, schedules", markup=False)
@@ -257,6 +272,7 @@ def setting_of(args: argparse.Namespace) -> Setting:
         direction=direction(args),
         search=replace(solve_request(args), memory_cap=None, bitwise_price=False),
         speeds=Speeds(**speeds),
+        keep=keep_request(args.keep),
     )
 
 

@@ -42,6 +42,16 @@ Stated = MemoryCap | MemoryRange | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RangeEnds:
+    """Where ranges of memory caps begin and end."""
+
+    solved_floor_bytes: int
+    solved_peak_bytes: int | None
+    memory_cap_bytes: int | None = None
+    """Of the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The next thing to do: a solve, or with ``starts`` an answer from other caps."""
 
@@ -175,7 +185,7 @@ class Chain:
 
     def _caps(self, top: Outcome) -> list[int | None]:
         """Return all caps in bytes, ascending, each once."""
-        found = {cap for stated in self.stated for cap in _resolved(stated, top)}
+        found = {cap for stated in self.stated for cap in resolved(stated, top)}
         return sorted(found, key=lambda cap: _UNLIMITED if cap is None else cap)
 
     def _worth_solving(
@@ -257,7 +267,7 @@ def _looseness(cap: MemoryCap | None) -> tuple[int, int]:
     return 0 if cap.above_floor else 1, _UNLIMITED if cap.size_bytes is None else cap.size_bytes
 
 
-def _resolved(stated: Stated, top: Outcome) -> list[int | None]:
+def resolved(stated: Stated, top: Outcome | RangeEnds) -> list[int | None]:
     """Return the caps that ``stated`` stands for, by what is known under the loosest cap."""
     if stated is None:
         return [top.memory_cap_bytes]
@@ -277,7 +287,7 @@ def _resolved(stated: Stated, top: Outcome) -> list[int | None]:
     return [*caps[:-1], high] if stated.count > 1 else caps
 
 
-def _in_bytes(cap: MemoryCap, top: Outcome) -> int | None:
+def _in_bytes(cap: MemoryCap, top: Outcome | RangeEnds) -> int | None:
     return (cap.size_bytes or 0) + top.solved_floor_bytes if cap.above_floor else cap.size_bytes
 
 

@@ -3,7 +3,7 @@ is not captured again.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,27 @@ from typing import Any
 from apsched import __version__
 from apsched.atomic_files import digest
 from apsched.costs.clusters.cluster import Cluster
+from apsched.errors import InputError
 from apsched.graph.graph_file import from_bytes, to_bytes
 from apsched.kinds import NodeKind
 from apsched.pipeline.cost_choice import CostChoice, cluster_named, read_costs
 from apsched.pipeline.device_memory import BesideGraph, MemoryAccount, beside_graphs
-from apsched.pipeline.load import LoadedSource, loaded_at
+from apsched.pipeline.load import LoadedGraph, LoadedSource, loaded_at
+from apsched.pipeline.solve_graph import under_plan
 from apsched.pipeline.sources import SourceKind, SourceRequest, classify, graph_file_set
 from apsched.problem.build import build_problem
 from apsched.problem.plan.apply import check_matches
 from apsched.progress import Progress
+from apsched.quantities import MemoryCap
+from apsched.study.axes import MemoryAxis, MemoryRange
+from apsched.study.chain import RangeEnds, Stated, cap_name, resolved
 from apsched.study.setting import Setting
 from apsched.study.speeds import Speeds, at_speeds
 from apsched.study.store import GRAPHS, GraphRow, Store
+from apsched.whole_step.along_caps import answers_along_caps, range_ends_bytes
+from apsched.whole_step.choices import NONE, Choice
+from apsched.whole_step.keep_request import AUTO
+from apsched.whole_step.pair import Graphs, pair_of, parameters_of, with_kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +42,8 @@ class Prepared:
     graph: GraphRow
     beside: BesideGraph | None = None
     """What the device holds beside the graph; ``None`` where it is not known."""
+    caps: tuple[Stated, ...] | None = None
+    """The memory caps for which the graph was made; ``None``: all that are asked."""
 
     @property
     def memory_bytes(self) -> int | None:
@@ -45,40 +56,63 @@ class Prepared:
         ).left_bytes
 
 
-def prepare(settings: Sequence[Setting], store: Store, progress: Progress) -> tuple[Prepared, ...]:
-    """Return every setting with each of its graphs, in order; the graphs are in ``store``."""
+Key = tuple[SourceRequest, str, CostChoice]
+
+
+def prepare(
+    settings: Sequence[Setting], store: Store, progress: Progress, memory: MemoryAxis | None = None
+) -> tuple[Prepared, ...]:
+    """Return every setting with each of its graphs, in order; the graphs are in ``store``.
+
+    Where a setting asks for the best parameters to keep, the choice is made here, under each cap of
+    ``memory``: each cap has graphs of its own.
+    """
+    memory = memory or MemoryAxis()
     for setting in settings:
         read_costs(setting.costs)  # what cannot be used is refused before anything is captured
         classify(setting.request.source)
-    graphs: dict[tuple[SourceRequest, str, CostChoice], tuple[GraphRow, ...]] = {}
+        if setting.keep.mode == AUTO and setting.speeds != Speeds():
+            raise InputError(
+                "--vary network, compute: what --keep auto keeps is chosen at the costs of the"
+                " cluster; state a cluster file with other speeds"
+            )
+    graphs: dict[Key, tuple[GraphRow, ...]] = {}
     missing: dict[tuple[SourceRequest, str], list[CostChoice]] = {}
     for setting in settings:
-        key = (setting.request, setting.direction, setting.costs)
-        if key in graphs:
-            continue
+        key = _key(setting)
         name = _capture_id(setting)
         known = store.capture(name) if name is not None else None
         if known is not None:
             graphs[key] = known
-        elif setting.costs not in missing.setdefault(key[:2], []):
+        is_open = key not in graphs or _kept_known(setting, graphs[key], memory, store) is None
+        if is_open and setting.costs not in missing.setdefault(key[:2], []):
             missing[key[:2]].append(setting.costs)
     for (request, direction), choices in missing.items():
         with loaded_at(request, choices, direction, progress) as sources:
             for choice, source in zip(choices, sources, strict=True):
-                graphs[request, direction, choice] = _kept(source, store)
+                key = request, direction, choice
+                graphs[key] = _stored(source, source.graphs, store)
+                for setting in settings:
+                    if _key(setting) == key:
+                        _keep_in(setting, source, graphs[key], memory, store, progress)
     prepared: list[Prepared] = []
     for setting in settings:
-        rows = graphs[setting.request, setting.direction, setting.costs]
+        rows = graphs[_key(setting)]
         if (name := _capture_id(setting)) is not None:
             store.add_capture(name, tuple(row.graph_id for row in rows))
-        rows = tuple(_at_speeds(row, setting, store) for row in rows)
         if setting.search.plan.rules:
             check_matches(
                 [build_problem(from_bytes(store.graph_content(row))) for row in rows],
                 setting.search.plan,
             )
-        prepared += _beside_each_other(rows, setting, store)
+        for caps, kept_rows in _kept_known(setting, rows, memory, store) or ():
+            at = tuple(_at_speeds(row, setting, store) for row in kept_rows)
+            prepared += [replace(one, caps=caps) for one in _beside_each_other(at, setting, store)]
     return tuple(prepared)
+
+
+def _key(setting: Setting) -> Key:
+    return setting.request, setting.direction, setting.costs
 
 
 def _beside_each_other(rows: Sequence[GraphRow], setting: Setting, store: Store) -> list[Prepared]:
@@ -126,26 +160,33 @@ def _capture_id(setting: Setting) -> str | None:
     return digest(content)
 
 
-def _kept(source: LoadedSource, store: Store) -> tuple[GraphRow, ...]:
-    """Keep the graphs of a source; return their rows."""
+def _stored(
+    source: LoadedSource,
+    graphs: Sequence[LoadedGraph],
+    store: Store,
+    kept: Sequence[Mapping[str, Any]] = ({}, {}),
+) -> tuple[GraphRow, ...]:
+    """Keep ``graphs``, of ``source``; return their rows. ``kept`` says of each what is kept from
+    forward to backward.
+    """
+    described = {"source": source.label, **Speeds().described()}
+    more = kept if any(kept) else [{}] * len(graphs)
     return tuple(
         _added(
             to_bytes(graph.dag),
-            source.label,
+            described | dict(one),
             graph.device_memory_bytes,
-            Speeds(),
             source.notes,
             store,
         )
-        for graph in source.graphs
+        for graph, one in zip(graphs, more, strict=True)
     )
 
 
 def _added(
     content: bytes,
-    label: str,
+    described: Mapping[str, Any],
     device_memory_bytes: int | None,
-    speeds: Speeds,
     notes: tuple[str, ...],
     store: Store,
 ) -> GraphRow:
@@ -157,7 +198,7 @@ def _added(
         name=name,
         graph_hash=build_problem(dag).graph_hash,
         cluster=dag.graph["cluster"],
-        described={"source": label, **speeds.described()},
+        described=described,
         num_nodes=dag.number_of_nodes(),
         num_collectives=sum(
             dag.nodes[rank]["record"].kind is NodeKind.START
@@ -180,12 +221,119 @@ def _at_speeds(row: GraphRow, setting: Setting, store: Store) -> GraphRow:
     )
     return _added(
         to_bytes(dag),
-        row.described["source"],
+        {**row.described, **setting.speeds.described()},
         row.device_memory_bytes,
-        setting.speeds,
         (*row.notes, *notes),
         store,
     )
+
+
+# what is kept from forward to backward
+
+WithCaps = list[tuple[tuple[Stated, ...] | None, tuple[GraphRow, ...]]]
+
+
+def _kept_known(
+    setting: Setting, again: Sequence[GraphRow], memory: MemoryAxis, store: Store
+) -> WithCaps | None:
+    """Return the graphs of ``setting`` with what is kept in them, and the caps for which they were
+    made; ``None`` where some are not in ``store``. ``again``: with every parameter gathered again.
+    """
+    if setting.keep.mode == NONE:
+        return [(None, tuple(again))]
+    if setting.keep.mode != AUTO:
+        rows = store.capture(_kept_id(setting, again, None))
+        return None if rows is None else [(None, rows)]
+    ends = store.step_range(_kept_id(setting, again, None)) if _has_range(memory) else (0, 0)
+    if ends is None:
+        return None
+    found: WithCaps = []
+    for cap in _caps(memory, ends):
+        rows = store.capture(_kept_id(setting, again, cap_name(cap)))
+        if rows is None:
+            return None
+        found.append(((cap,), rows))
+    return found
+
+
+def _keep_in(
+    setting: Setting,
+    source: LoadedSource,
+    again: Sequence[GraphRow],
+    memory: MemoryAxis,
+    store: Store,
+    progress: Progress,
+) -> None:
+    """Add to ``store`` the graphs of ``setting`` with what is kept in them."""
+    if setting.keep.mode == NONE or _kept_known(setting, again, memory, store) is not None:
+        return
+    if setting.keep.mode != AUTO:
+        pair = pair_of(source.graphs, "--keep")
+        parameters = parameters_of(pair)
+        kept = setting.keep.chosen([p.name for p in parameters])
+        chosen = [p for p in parameters if p.name in kept]
+        sizes = sum(p.size_bytes for p in chosen), sum(p.beside_bytes for p in chosen)
+        rows = _kept_stored(source, with_kept(pair, kept), kept, sizes, store)
+        store.add_capture(_kept_id(setting, again, None), tuple(row.graph_id for row in rows))
+        return
+    graphs = under_plan(source.graphs, setting.search)
+    ends = (0, 0)
+    if _has_range(memory):
+        ends = store.step_range(name := _kept_id(setting, again, None)) or range_ends_bytes(
+            graphs, setting.search, progress
+        )
+        store.add_step_range(name, *ends)
+    names = {_kept_id(setting, again, cap_name(cap)): cap for cap in _caps(memory, ends)}
+    missing = {name: cap for name, cap in names.items() if store.capture(name) is None}
+    answers = answers_along_caps(graphs, setting.search, list(missing.values()), progress)
+    for name, answer in zip(missing, answers, strict=True):
+        best = answer.best
+        sizes = best.kept_bytes, best.beside_bytes
+        rows = _kept_stored(source, best.graphs, best.kept, sizes, store)
+        store.add_capture(name, tuple(row.graph_id for row in rows))
+
+
+def _kept_stored(
+    source: LoadedSource, graphs: Graphs, kept: Choice, sizes: tuple[int, int], store: Store
+) -> tuple[GraphRow, ...]:
+    """Keep ``graphs``, in which the parameters ``kept`` are kept; ``sizes``: bytes of what is kept,
+    and of the shards that backward does not take.
+    """
+    kept_bytes, beside_bytes = sizes
+    described = [
+        {"kept": {"names": sorted(kept), "bytes": kept_bytes, "shard_bytes": shards}}
+        for shards in (0, beside_bytes)
+    ]
+    return _stored(source, graphs, store, described if kept else ({}, {}))
+
+
+def _kept_id(setting: Setting, again: Sequence[GraphRow], cap: str | None) -> str:
+    """Return a name for what the choice of kept parameters depends on."""
+    described = setting.described()
+    mine = described if setting.keep.mode == AUTO else {"keep": described["keep"]}
+    ids = [row.graph_id for row in again]
+    return digest({"graphs": ids, "memory_cap": cap, "version": __version__, "asked": mine})
+
+
+def _has_range(memory: MemoryAxis) -> bool:
+    """Return whether some cap depends on the least memory of the step."""
+    return any(
+        isinstance(cap, MemoryRange) or (cap is not None and cap.above_floor) for cap in memory.caps
+    )
+
+
+def _caps(memory: MemoryAxis, ends: tuple[int, int]) -> list[MemoryCap | None]:
+    """Return the caps of ``memory`` on a step, ascending, the device's memory after those in bytes;
+    ``ends``: its least memory and highest peak.
+    """
+    known = RangeEnds(solved_floor_bytes=ends[0], solved_peak_bytes=ends[1])
+    stated = [cap for cap in memory.caps if cap is not None]
+    found = {size for cap in stated for size in resolved(cap, known)}
+    caps: list[MemoryCap | None] = [
+        MemoryCap(size_bytes=size) for size in sorted(size for size in found if size is not None)
+    ]
+    caps += [None] if None in memory.caps else []
+    return caps + ([MemoryCap()] if None in found else [])
 
 
 def cluster_of(row: GraphRow, setting: Setting) -> Cluster | None:

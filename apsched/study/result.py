@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from apsched.report.answer.frames import frame
 from apsched.study.report.across import Line
 from apsched.study.report.exports import flat
+from apsched.study.report.steps import StepPoint, steps_of
 from apsched.study.report.text import print_study
 from apsched.study.store import Point
 
@@ -30,6 +31,11 @@ class StudyResult:
     def points(self) -> tuple[Point, ...]:
         """The points of all lines."""
         return tuple(point for line in self.lines for point in line.points)
+
+    @property
+    def steps(self) -> tuple[StepPoint, ...]:
+        """Forward and backward as one step, where parameters are kept."""
+        return steps_of(self.lines)
 
     def rows(self) -> list[Mapping[str, Any]]:
         """Return a row for each point: the columns of ``apsched study export``."""

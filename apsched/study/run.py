@@ -87,7 +87,7 @@ def chains(
         OpenChain(
             prepared=one,
             chain=Chain(
-                stated=memory.caps,
+                stated=memory.caps if one.caps is None else one.caps,
                 full=full or one.setting.alone,
                 alone=one.setting.alone,
                 slack=one.setting.search.options.time_slack,
@@ -218,6 +218,7 @@ def _asked(live: OpenChain) -> Question:
         request=setting.search,
         device_memory_bytes=graph.device_memory_bytes,
         beside=live.prepared.beside,
+        shard_bytes=graph.kept.get("shard_bytes", 0),
         contention=setting.costs.contention,
         cluster=(
             cluster_of(graph, setting) if setting.costs.contention != ContentionChoice() else None

@@ -18,6 +18,8 @@ from apsched.pipeline.sources import (
     classify,
 )
 from apsched.study.speeds import Speeds
+from apsched.whole_step.choices import NONE
+from apsched.whole_step.keep_request import KeepRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,8 @@ class Setting:
     search: SolveRequest
     """The memory cap left open, and without the price of bitwise mode."""
     speeds: Speeds = field(default_factory=Speeds)
+    keep: KeepRequest = field(default_factory=KeepRequest)
+    """Parameters kept from forward to backward."""
 
     @property
     def alone(self) -> bool:
@@ -74,11 +78,16 @@ class Setting:
             "reserve": search.reserve,
             **({"second_group": True} if search.second_group else {}),
             **(_scenarios(search.scenarios) if search.scenarios is not None else {}),
+            **({"keep": _keep(self.keep)} if self.keep.mode != NONE else {}),
         }
 
 
 def _scenarios(options: ScenarioOptions) -> dict[str, Any]:
     return {"scenarios": options.count, "noise": options.noise, "robust": options.measure}
+
+
+def _keep(request: KeepRequest) -> str | list[str]:
+    return list(request.entries) if request.entries else request.mode
 
 
 def _named(source: str) -> str:

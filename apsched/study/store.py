@@ -5,6 +5,8 @@ Tables, each a plain list that a report or pandas reads:
 - ``graphs``: one row a graph at some costs: where it comes from (``described``: JSON, as typed),
   its size, its file;
 - ``captures``: which graphs a source gave with some options, so that nothing is captured twice;
+- ``step_ranges``: the least memory and the peak of whole steps, where ranges of memory caps begin
+  and end;
 - ``points``: one row a question: a graph, a memory cap, all other options (``described``: JSON);
 - ``results``: its answer: figures in microseconds and bytes, ``report`` (JSON, as ``apsched solve
   --json`` says of a graph);
@@ -19,14 +21,14 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from apsched.atomic_files import one_component, write_atomic
 from apsched.errors import InputError
 from apsched.schedule.result import SolvedBy, Status
-from apsched.study.worker import ALONG, BETTERED, SOLVED, Outcome
+from apsched.study.worker import SOLVED, Outcome, better_of
 from apsched.units import ticks_to_us
 
 FILE = "study.sqlite"
@@ -51,6 +53,9 @@ create table if not exists graphs (
     file text not null
 );
 create table if not exists captures (capture_id text primary key, graph_ids text not null);
+create table if not exists step_ranges (
+    range_id text primary key, floor_bytes integer not null, peak_bytes integer not null
+);
 create table if not exists points (
     point_id text primary key, graph_id text not null references graphs,
     memory_cap text not null, described text not null, run_id text not null
@@ -89,6 +94,14 @@ class GraphRow:
 
     def __post_init__(self) -> None:
         _check_inside(self.file, GRAPHS)
+
+    @property
+    def kept(self) -> Mapping[str, Any]:
+        """What is kept from forward to backward: ``names``, ``bytes``, ``shard_bytes`` of it that
+        the graph does not take; empty where nothing is.
+        """
+        kept: Mapping[str, Any] = self.described.get("kept", {})
+        return kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +260,24 @@ class Store:
         rows = [self.graph(graph_id) for graph_id in json.loads(found[0])] if found else [None]
         return None if None in rows else tuple(row for row in rows if row is not None)
 
+    def add_step_range(self, range_id: str, floor_bytes: int, peak_bytes: int) -> None:
+        """Remember the least memory of a step, and the peak of the fastest one."""
+        with self._open() as db:
+            db.execute(
+                "insert or replace into step_ranges values (?, ?, ?)",
+                (range_id, floor_bytes, peak_bytes),
+            )
+
+    def step_range(self, range_id: str) -> tuple[int, int] | None:
+        """Return the least memory of a step and the peak of the fastest; ``None`` where they are
+        not known.
+        """
+        with self._open() as db:
+            found = db.execute(
+                "select floor_bytes, peak_bytes from step_ranges where range_id = ?", (range_id,)
+            ).fetchone()
+        return (found[0], found[1]) if found else None
+
     # points
 
     def add_result(
@@ -259,7 +290,7 @@ class Store:
         outcome: Outcome,
     ) -> None:
         """Keep an answer; of two to one question what is better of each
-        (:func:`apsched.study.store.better_of`).
+        (:func:`apsched.study.worker.better_of`).
         """
         schedule = f"{SCHEDULES}/{point_id}.schedule.json" if outcome.schedule is not None else None
         with self._open() as db:
@@ -354,6 +385,14 @@ class Store:
                 (name, tuple(json.loads(ids)))
                 for name, ids in db.execute("select * from captures order by capture_id")
             )
+
+    def step_ranges(self) -> tuple[tuple[str, int, int], ...]:
+        """Return the arguments of :meth:`add_step_range`, of each."""
+        with self._open() as db:
+            tables = {name for (name,) in db.execute("select name from sqlite_master")}
+            if "step_ranges" not in tables:  # a study of an older version
+                return ()
+            return tuple(db.execute("select * from step_ranges order by range_id").fetchall())
 
     def copy_run(self, row: tuple[Any, ...]) -> None:
         """Keep a run of another study."""
@@ -451,35 +490,3 @@ def _json(value: Any) -> str:
 
 def _marks(values: tuple[Any, ...]) -> str:
     return ", ".join("?" * len(values))
-
-
-def better_of(known: Outcome, new: Outcome) -> Outcome:
-    """Return the better of both; ``known`` itself where ``new`` adds nothing. A bound from either
-    holds for both.
-    """
-    best = known if known.value[:4] <= new.value[:4] else new
-    if best.status == Status.INFEASIBLE:
-        return best
-    assert best.step_ticks is not None
-    higher = max(known, new, key=lambda outcome: outcome.bound_ticks)
-    if higher.bound_ticks > best.bound_ticks:
-        bound_ticks = min(higher.bound_ticks, best.step_ticks)
-        status = Status.OPTIMAL if bound_ticks == best.step_ticks else best.status
-        gap = (best.step_ticks - bound_ticks) / best.step_ticks if best.step_ticks else 0.0
-        report = {**best.report, "bound_us": ticks_to_us(bound_ticks), "gap": gap, "status": status}
-        best = replace(
-            best,
-            bound_ticks=bound_ticks,
-            bound_source=higher.bound_source,
-            status=status,
-            report=report,
-        )
-    solve = next((outcome for outcome in (known, new) if outcome.how != ALONG), None)
-    if solve is None or best.how != ALONG:
-        return best
-    return replace(
-        best,
-        how=BETTERED,
-        solved_floor_bytes=solve.solved_floor_bytes,
-        solved_peak_bytes=solve.solved_peak_bytes,
-    )

@@ -44,6 +44,8 @@ class Question:
     device_memory_bytes: int | None
     beside: BesideGraph | None
     """What the device holds beside the graph; ``None`` where it is not known."""
+    shard_bytes: int
+    """Of kept parameters: alive beside the graph, and counted in its caps and peaks."""
     contention: ContentionChoice
     cluster: Cluster | None
     """Says how strong the contention is that is asked for; ``None`` where nothing has to be
@@ -96,8 +98,16 @@ class Outcome:
 def solve_point(asked: Question, memory_cap: MemoryCap | None) -> Outcome:
     """Return the answer of the solver; ``None`` is the device's memory."""
     began = time.perf_counter()
+    if memory_cap is not None and not memory_cap.above_floor:
+        memory_cap = MemoryCap(size_bytes=_inside(memory_cap.size_bytes, asked))
     request = replace(asked.request, memory_cap=memory_cap)
-    return _outcome(solve_graph(_graph(asked), request, Progress(quiet=True)), SOLVED, began)
+    result = solve_graph(_graph(asked), request, Progress(quiet=True))
+    return _outcome(result, SOLVED, began, asked.shard_bytes)
+
+
+def _inside(cap_bytes: int | None, asked: Question) -> int | None:
+    """Return what a memory cap leaves for the graph itself."""
+    return None if cap_bytes is None else max(cap_bytes - asked.shard_bytes, 0)
 
 
 def point_along_caps(
@@ -109,17 +119,26 @@ def point_along_caps(
     began = time.perf_counter()
     along = _along(asked)
     schedules = tuple(_schedule(asked, start) for start in starts)
-    request = replace(asked.request, memory_cap=MemoryCap(size_bytes=memory_cap_bytes))
+    cap_bytes = _inside(memory_cap_bytes, asked)
+    known = replace(
+        known,
+        floor_memory_bytes=known.floor_memory_bytes - asked.shard_bytes,
+        floor_bound_bytes=max(known.floor_bound_bytes - asked.shard_bytes, 0),
+    )
+    request = replace(asked.request, memory_cap=MemoryCap(size_bytes=cap_bytes))
     result = solve_graph(
         _graph(asked),
         request,
         Progress(quiet=True),
         search=lambda _, caps, __: along.at(caps.memory_cap_bytes, schedules, known),
     )
-    return _outcome(result, ALONG, began)
+    return _outcome(result, ALONG, began, asked.shard_bytes)
 
 
-def _outcome(result: Result, how: str, began: float) -> Outcome:
+def _outcome(result: Result, how: str, began: float, beside_bytes: int) -> Outcome:
+    """Return what is kept of ``result``; the graph's bytes with the ``beside_bytes`` that are alive
+    all the time.
+    """
     report = {key: value for key, value in graph_json(result).items() if key != "seconds"}
     report["solved_by"] = result.answer.solved_by if result.best else None
     if result.path is not None:
@@ -131,23 +150,57 @@ def _outcome(result: Result, how: str, began: float) -> Outcome:
             }
             for share in shares(result)
         ]
-    best, answer = result.best, result.answer
+    best, answer, cap_bytes = result.best, result.answer, result.caps.memory_cap_bytes
+    peak_bytes = best.peak_memory_bytes + beside_bytes if best else None
+    floor_bytes = answer.floor_memory_bytes + beside_bytes
     return Outcome(
         status=answer.status,
         how=how,
-        memory_cap_bytes=result.caps.memory_cap_bytes,
+        memory_cap_bytes=None if cap_bytes is None else cap_bytes + beside_bytes,
         step_ticks=best.step_time_ticks if best else None,
         bound_ticks=answer.bound_ticks,
         bound_source=answer.bound_source,
-        peak_memory_bytes=best.peak_memory_bytes if best else None,
+        peak_memory_bytes=peak_bytes,
         num_launches=best.num_launches if best else None,
-        floor_memory_bytes=answer.floor_memory_bytes,
-        floor_bound_bytes=answer.floor_bound_bytes,
+        floor_memory_bytes=floor_bytes,
+        floor_bound_bytes=answer.floor_bound_bytes + beside_bytes,
         report=report,
-        solved_floor_bytes=answer.floor_memory_bytes,
-        solved_peak_bytes=best.peak_memory_bytes if best else None,
+        solved_floor_bytes=floor_bytes,
+        solved_peak_bytes=peak_bytes,
         schedule=dump_schedule(result) if best else None,
         seconds=time.perf_counter() - began,
+    )
+
+
+def better_of(known: Outcome, new: Outcome) -> Outcome:
+    """Return the better of both; ``known`` itself where ``new`` adds nothing. A bound from either
+    holds for both.
+    """
+    best = known if known.value[:4] <= new.value[:4] else new
+    if best.status == Status.INFEASIBLE:
+        return best
+    assert best.step_ticks is not None
+    higher = max(known, new, key=lambda outcome: outcome.bound_ticks)
+    if higher.bound_ticks > best.bound_ticks:
+        bound_ticks = min(higher.bound_ticks, best.step_ticks)
+        status = Status.OPTIMAL if bound_ticks == best.step_ticks else best.status
+        gap = (best.step_ticks - bound_ticks) / best.step_ticks if best.step_ticks else 0.0
+        report = {**best.report, "bound_us": ticks_to_us(bound_ticks), "gap": gap, "status": status}
+        best = replace(
+            best,
+            bound_ticks=bound_ticks,
+            bound_source=higher.bound_source,
+            status=status,
+            report=report,
+        )
+    solve = next((outcome for outcome in (known, new) if outcome.how != ALONG), None)
+    if solve is None or best.how != ALONG:
+        return best
+    return replace(
+        best,
+        how=BETTERED,
+        solved_floor_bytes=solve.solved_floor_bytes,
+        solved_peak_bytes=solve.solved_peak_bytes,
     )
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from apsched.quantities import MemoryCap
 from apsched.study.axes import MemoryRange
 from apsched.study.chain import MOST_SOLVES, Chain, Job
-from apsched.study.store import better_of
-from apsched.study.worker import ALONG, SOLVED, Outcome
+from apsched.study.worker import ALONG, SOLVED, Outcome, better_of
 
 FLOOR, TOP = 100, 2000
 WHOLE = MemoryRange(first=MemoryCap(size_bytes=0, above_floor=True), last=MemoryCap(), count=20)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from apsched.errors import InputError
-from apsched.study.store import FILE, Store, better_of
-from apsched.study.worker import ALONG, BETTERED, SOLVED, Outcome
+from apsched.study.store import FILE, Store
+from apsched.study.worker import ALONG, BETTERED, SOLVED, Outcome, better_of
 from tests.conftest import Run
 from tests.helpers.graph_row import GRAPH
 from tests.helpers.spoilt_disks import full_disk

@@ -9,6 +9,7 @@ from typing import Any
 
 from apsched.atomic_files import write_atomic
 from apsched.errors import InputError
+from apsched.study.report.steps import kept_bytes
 from apsched.study.store import Point
 
 _FIGURES = ("exposed_us", "compute_us", "fastest_us", "peak_bound_bytes", "launches_bound")
@@ -22,6 +23,8 @@ def flat(points: Sequence[Point]) -> list[dict[str, Any]]:
     baselines = list(
         dict.fromkeys(name for point in points for name in point.outcome.report["baselines"])
     )
+    keeps = any("keep" in point.described for point in points)
+    options = dict.fromkeys(name for point in points for name in point.described)
     rows = []
     for point in points:
         outcome, report = point.outcome, point.outcome.report
@@ -32,7 +35,7 @@ def flat(points: Sequence[Point]) -> list[dict[str, Any]]:
                 "graph": point.graph.name,
                 "graph_hash": point.graph.graph_hash,
                 "cluster_of_costs": point.graph.cluster,
-                **{name: _plain(value) for name, value in point.described.items()},
+                **{name: _plain(point.described.get(name)) for name in options},
                 "memory_cap": point.memory_cap,
                 "memory_cap_bytes": outcome.memory_cap_bytes,
                 "status": outcome.status,
@@ -44,6 +47,7 @@ def flat(points: Sequence[Point]) -> list[dict[str, Any]]:
                 "gap": point.gap,
                 "peak_memory_bytes": outcome.peak_memory_bytes,
                 "floor_memory_bytes": outcome.floor_memory_bytes,
+                **({"kept_bytes": kept_bytes(point)} if keeps else {}),
                 "num_launches": outcome.num_launches,
                 **{name: report[name] for name in _FIGURES},
                 **{f"chosen_{name}": chosen.get(name) for name in _CHOSEN},

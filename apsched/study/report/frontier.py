@@ -35,10 +35,14 @@ class LeastMemory:
 
 def fitting(points: Sequence[Point]) -> tuple[Point, ...]:
     """Return the points with a schedule, by ascending caps."""
-    found = [point for point in points if point.outcome.step_ticks is not None]
+    return ascending([point for point in points if point.outcome.step_ticks is not None])
+
+
+def ascending(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Return the points by ascending caps."""
     return tuple(
         sorted(
-            found,
+            points,
             key=lambda p: (
                 float("inf") if p.outcome.memory_cap_bytes is None else p.outcome.memory_cap_bytes
             ),

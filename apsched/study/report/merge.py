@@ -82,6 +82,8 @@ def merge(sources: Sequence[Store], target: Store) -> int:
             )
         for capture_id, graph_ids in source.captures():
             target.add_capture(capture_id, graph_ids)
+        for step_range in source.step_ranges():
+            target.add_step_range(*step_range)
     return len(target.points())
 
 

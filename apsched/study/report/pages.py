@@ -12,10 +12,11 @@ from apsched.report.page.frontier import Baseline, Frontier, FrontierPoint, Slow
 from apsched.study.axes import SPEEDS, parse_vary
 from apsched.study.report.across import Line, along_text, alongs
 from apsched.study.report.binding import binding, bucket_bytes, bucketing, cap_text
-from apsched.study.report.frontier import fitting, least_memory, prices_ms_per_gib
+from apsched.study.report.frontier import ascending, fitting, least_memory, prices_ms_per_gib
 from apsched.study.report.text import LEGEND, mark, said
 from apsched.study.store import Point, Store
 from apsched.units import us_to_ticks
+from apsched.whole_step.keep_request import AUTO
 
 SLOWDOWNS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1)
 MOST_DETAILS = 6
@@ -39,9 +40,11 @@ def lines_of(points: Sequence[Point]) -> tuple[Line, ...]:
         ),
     ):
         labels = tuple((name, _text(point.described.get(name))) for name in differing)
-        grouped.setdefault((point.graph.name, point.graph.graph_id, labels), []).append(point)
+        chosen_anew = point.described.get("keep") == AUTO  # a graph for each cap
+        graph_id = None if chosen_anew else point.graph.graph_id
+        grouped.setdefault((point.graph.name, graph_id, labels), []).append(point)
     return tuple(
-        Line(labels=dict(labels), graph=name, points=_ascending(mine), expected=len(mine))
+        Line(labels=dict(labels), graph=name, points=ascending(mine), expected=len(mine))
         for (name, _, labels), mine in grouped.items()
     )
 
@@ -69,17 +72,6 @@ def _text(value: Any) -> str:
         else ", ".join(map(str, value))
         if isinstance(value, list)
         else str(value)
-    )
-
-
-def _ascending(points: Sequence[Point]) -> tuple[Point, ...]:
-    return tuple(
-        sorted(
-            points,
-            key=lambda p: (
-                float("inf") if p.outcome.memory_cap_bytes is None else p.outcome.memory_cap_bytes
-            ),
-        )
     )
 
 

@@ -8,7 +8,8 @@ from apsched.report.table import console, print_fitting
 from apsched.schedule.result import AS_CAPTURED
 from apsched.study.report.across import Line, along_text, alongs
 from apsched.study.report.binding import bindings, binds_text, bucketing_text
-from apsched.study.report.frontier import fitting, least_memory, prices_ms_per_gib
+from apsched.study.report.frontier import GIB, fitting, least_memory, prices_ms_per_gib
+from apsched.study.report.steps import kept_bytes, step_text, steps_of
 from apsched.study.store import ANOTHER_CAP, SHORT_SEARCH, Point
 from apsched.study.worker import ALONG
 
@@ -30,10 +31,13 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
     axes = list(dict.fromkeys(name for line in lines for name in line.labels))
     priced = any(len(line.points) > 1 for line in lines)
     wide = not axes
+    keeps = any("keep" in point.described for line in lines for point in line.points)
     figures = (
         *("memory cap", "step ms", "bound ms", "gap"),
         *(["captured ms"] if wide else []),
-        *("baseline ms", "peak", "launches"),
+        *("baseline ms", "peak"),
+        *(["kept GiB"] if keeps else []),
+        "launches",
         *(["ms per GiB"] if priced else []),
     )
     marked = any(mark(point) for line in lines for point in line.points)
@@ -50,7 +54,11 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
                 if k == 0
                 else [""] * (len(axes) + 1)
             )
-            cells = [*first, *([mark(point)] if marked else []), *_cells(point, wide=wide)]
+            cells = [
+                *first,
+                *([mark(point)] if marked else []),
+                *_cells(point, wide=wide, keeps=keeps),
+            ]
             if priced:
                 price = prices.get(point.point_id)
                 cells.append("" if price is None else f"{price:,.3f}")
@@ -68,6 +76,8 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
             out.print(f"  {text}", markup=False)
     for along in alongs(lines):
         out.print(along_text(along), markup=False)
+    for step in steps_of(lines):
+        out.print(step_text(step), markup=False)
 
 
 def mark(point: Point) -> str:
@@ -75,8 +85,9 @@ def mark(point: Point) -> str:
     return _MARKS.get(point.schedule_from or "", "")
 
 
-def _cells(point: Point, *, wide: bool) -> list[str]:
+def _cells(point: Point, *, wide: bool, keeps: bool) -> list[str]:
     outcome = point.outcome
+    kept = [f"{kept_bytes(point) / GIB:.2f}"] if keeps else []
     cap = "none" if outcome.memory_cap_bytes is None else show_bytes(outcome.memory_cap_bytes)
     if outcome.step_ticks is None:
         return [
@@ -87,6 +98,7 @@ def _cells(point: Point, *, wide: bool) -> list[str]:
             *([""] if wide else []),
             "",
             "",
+            *kept,
             "",
         ]
     baselines: Mapping[str, Any] = outcome.report["baselines"]
@@ -99,6 +111,7 @@ def _cells(point: Point, *, wide: bool) -> list[str]:
         *([f"{fit[AS_CAPTURED] / 1000:,.3f}" if AS_CAPTURED in fit else ""] if wide else []),
         f"{min(fit.values()) / 1000:,.3f}" if fit else "none fits",
         show_bytes(outcome.peak_memory_bytes),
+        *kept,
         f"{outcome.num_launches}",
     ]
 

@@ -1,0 +1,94 @@
+"""Studies along what is kept from forward to backward."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import apsched
+from apsched.errors import InputError
+from apsched.study.result import StudyResult
+from apsched.study.store import Store
+from tests.conftest import Run
+
+SIZES: dict[str, Any] = {"mesh": "fsdp=8", "seq": 64, "layers": 1, "budget": 0, "cluster": "h100-tcpx"}
+CAP = 420 * 1024
+VARY: dict[str, Any] = {"keep": ["none", "all", "auto"], "memory_cap": ["420KiB", "none"]}
+OPTIONS = [f"--{name}={value}" for name, value in SIZES.items()]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
+    directory = tmp_path_factory.mktemp("keep") / "study"
+    return apsched.study("llama3-debug", VARY, output=directory, quiet=True, **SIZES)
+
+
+def test_a_step_is_that_of_solve(run: Run, found: StudyResult) -> None:
+    """The choice, its step time, and its peak with the shards that backward does not take."""
+    asked = ("--keep", "auto", "--memory-cap", str(CAP), "--json", "-o", "out")
+    ran = run("solve", "llama3-debug", *OPTIONS, *asked)
+    assert ran.code == 0, ran.stderr
+    says = json.loads(ran.stdout)["keep"]
+    (step,) = (s for s in found.steps if (s.labels["keep"], s.memory_cap_bytes) == ("auto", CAP))
+    assert step.step_time_us == pytest.approx(says["step_time_us"])
+    assert list(step.kept) == says["kept"]
+    assert step.kept_bytes == says["kept_bytes"] > 0
+    assert step.peak_memory_bytes == says["peak_memory_bytes"]
+
+
+def test_the_best_choice_is_never_slower_and_is_made_for_each_cap(found: StudyResult) -> None:
+    steps = {(s.labels["keep"], s.memory_cap_bytes): s for s in found.steps}
+    tight, free = (steps["auto", cap] for cap in (CAP, None))
+    assert len(tight.kept) < len(free.kept)
+    for (_, cap), step in steps.items():
+        best = steps["auto", cap].step_time_us
+        assert best is not None
+        assert step.step_time_us is None or best <= step.step_time_us
+
+
+def test_resumed_exported_merged_and_compared(run: Run, found: StudyResult) -> None:
+    """A second run makes no choice and solves nothing; with and without kept parameters a table has
+    the same columns.
+    """
+    axes = ["--vary=keep=none,all,auto", "--vary=memory_cap=420KiB,none"]
+    again = run("study", "llama3-debug", *OPTIONS, *axes, "--jobs", "1", "-o", found.path, "--json")
+    assert again.code == 0, again.stderr
+    assert "solve" not in again.stderr
+    assert "capture" not in again.stderr
+    says = json.loads(again.stdout)
+    assert [s["step_time_us"] for s in says["steps"]] == [s.step_time_us for s in found.steps]
+    assert "kept GiB" in found.summary()
+    assert "kept from forward to backward (" in found.summary()
+    assert run("study", "export", found.path, "-o", "a.csv").code == 0
+    head, *rows = Path("a.csv").read_text().splitlines()
+    assert {"keep", "kept_bytes"} <= set(head.split(","))
+    assert len(rows) == 12
+    assert run("study", "merge", found.path, found.path, "-o", "both").code == 0
+    assert len(Store(Path("both")).points()) == 12
+    ran = run("study", "compare", found.path, "both")
+    assert "12 points in both, 0 only in" in ran.stdout, ran.stderr
+    page = run("report", found.path, "-o", "page.html")
+    assert page.code == 0, page.stderr
+
+
+def test_a_range_of_caps_begins_where_nothing_is_kept(tmp_path: Path) -> None:
+    vary = {"keep": "auto", "memory_cap": "floor..none:2"}
+    one, again = (
+        apsched.study("llama3-debug", vary, quiet=True, output=tmp_path / "study", **SIZES).steps
+        for _ in range(2)
+    )
+    assert [s.memory_cap_bytes for s in one[1:]] == [None]
+    assert one[0].kept_bytes < one[1].kept_bytes
+    assert (one[0].step_time_us or 0) > (one[1].step_time_us or 0) > 0
+    assert again == one
+
+
+def test_what_cannot_be_kept_is_refused(debug_graphs: dict[str, Path]) -> None:
+    for source, vary, more, message in (
+        (debug_graphs["forward"], {"keep": "all"}, {}, "expected one forward and one backward"),
+        ("llama3-debug", {"keep": "auto", "network": "2x"}, SIZES, "state a cluster file"),
+        ("llama3-debug", {"keep": "missing.txt"}, SIZES, "readable file"),
+    ):
+        with pytest.raises(InputError, match=message):
+            apsched.study(source, vary, quiet=True, **more)
