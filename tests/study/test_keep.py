@@ -8,6 +8,7 @@ import pytest
 
 import apsched
 from apsched.errors import InputError
+from apsched.study.report.exports import flat
 from apsched.study.result import StudyResult
 from apsched.study.store import Store
 from tests.conftest import Run
@@ -98,3 +99,27 @@ def test_what_cannot_be_kept_is_refused(debug_graphs: dict[str, Path]) -> None:
     ):
         with pytest.raises(InputError, match=message):
             apsched.study(source, vary, quiet=True, **more)
+
+
+def test_a_change_is_not_asked_of_the_best_choice(run: Run) -> None:
+    ran = run("study", "llama3-debug", *OPTIONS, "--keep", "auto", "--if", "memory=-1GiB")
+    assert ran.code == 2
+    assert "--keep auto: its choice depends on what --if changes" in ran.stderr
+
+
+def test_points_with_other_options_have_the_same_columns(
+    run: Run, debug_graphs: dict[str, Path]
+) -> None:
+    """An option is described only where it is on: tables and comparisons take both."""
+    vary = ("--vary", "second_group=no,yes", "--memory-cap", "none", "--budget", "0")
+    ran = run("study", debug_graphs["forward"], *vary, "--jobs", "1", "-o", "groups")
+    assert ran.code == 0, ran.stderr
+    exported = run("study", "export", "groups", "-o", "groups.csv")
+    assert exported.code == 0, exported.stderr
+    head, *rows = Path("groups.csv").read_text().splitlines()
+    assert "second_group" in head.split(",")
+    assert "kept_bytes" not in head.split(",")
+    assert len(rows) == 2
+    assert len({tuple(row) for row in flat(Store(Path("groups")).points())}) == 1
+    compared = run("study", "compare", "groups", "groups")
+    assert "2 points in both" in compared.stdout, compared.stderr
