@@ -2,21 +2,24 @@
 
 from apsched.solver.compute_move_cap import moving_where_it_pays
 from apsched.solver.frontier import AlongCaps, Known
+from apsched.solver.inner_loops import ORDERS, SEARCH, compile_part, missing_parts
 from apsched.solver.milp.answer import solve_with_milp
 from apsched.solver.reorder.min_memory import least_memory, schedule_of_least_memory
 from apsched.solver.requested import solve_requested
-from apsched.solver.search.decoder import must_compile
 from apsched.solver.solve import solve
 from apsched.solver.suggestions import Change, best_changes
 
 __all__ = [
+    "ORDERS",
+    "SEARCH",
     "AlongCaps",
     "Change",
     "Known",
     "best_changes",
+    "compile_part",
     "least_memory",
+    "missing_parts",
     "moving_where_it_pays",
-    "must_compile",
     "schedule_of_least_memory",
     "solve",
     "solve_requested",

@@ -24,6 +24,7 @@ from apsched.config import (
 from apsched.errors import InputError, SelfCheckError
 from apsched.graph.cost_shares import cost_shares
 from apsched.pipeline.assumptions import assumptions_of
+from apsched.pipeline.compile_ahead import wait_until_compiled
 from apsched.pipeline.device_memory import MemoryAccount
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import BitwisePrice, Result, result_of
@@ -207,15 +208,16 @@ def _solved(
     search: Search | None,
     working: Working,
 ) -> Result:
-    from apsched.solver import moving_where_it_pays, must_compile, solve_requested, solve_with_milp
+    from apsched.solver import moving_where_it_pays, solve_requested, solve_with_milp
     from apsched.what_if.robust import made_robust
 
     options, robustness = request.options, None
     search = search or partial(solve_requested, progress=progress.solver)
+    searched = moving_where_it_pays(problem, caps)
     if request.milp is not None:  # it decides no order: its claims are about the one of the caps
-        caps = moving_where_it_pays(problem, caps)
-    if must_compile():
-        progress.note("the solver compiles its inner loops, once in this environment")
+        caps = searched
+    else:
+        wait_until_compiled(progress, with_orders=searched.max_compute_move != 0)
     with progress.stage(f"solve {problem.name}") as took:
         answer = (
             search(problem, caps, options)

@@ -14,6 +14,7 @@ from apsched.costs.clusters.cluster import Cluster
 from apsched.errors import InputError
 from apsched.graph.graph_file import from_bytes, to_bytes
 from apsched.kinds import NodeKind
+from apsched.pipeline.compile_ahead import begin_to_compile, wait_until_compiled
 from apsched.pipeline.cost_choice import CostChoice, cluster_named, read_costs
 from apsched.pipeline.device_memory import BesideGraph, MemoryAccount, beside_graphs
 from apsched.pipeline.load import LoadedGraph, LoadedSource, loaded_at
@@ -87,6 +88,8 @@ def prepare(
         is_open = key not in graphs or _kept_known(setting, graphs[key], memory, store) is None
         if is_open and setting.costs not in missing.setdefault(key[:2], []):
             missing[key[:2]].append(setting.costs)
+    if missing:
+        begin_to_compile(progress)
     for (request, direction), choices in missing.items():
         with loaded_at(request, choices, direction, progress) as sources:
             for choice, source in zip(choices, sources, strict=True):
@@ -108,6 +111,8 @@ def prepare(
         for caps, kept_rows in _kept_known(setting, rows, memory, store) or ():
             at = tuple(_at_speeds(row, setting, store) for row in kept_rows)
             prepared += [replace(one, caps=caps) for one in _beside_each_other(at, setting, store)]
+    if missing:
+        wait_until_compiled(progress, with_orders=True)
     return tuple(prepared)
 
 

@@ -233,7 +233,7 @@ def _run_rest(p: Precedence, u: Units, state: _State, max_move: int) -> None:
     """Run what was put off to the end: what is followed by most goes first (Jackson's rule)."""
     num_blocks, tails = len(p.block_ticks), _tails(p, u)
     while state.scalars[_NUM_BLOCKS] < num_blocks:
-        chosen = -1
+        chosen = int(np.int64(-1))  # as -1 alone numba would compile what follows twice
         for block in range(state.scalars[_OLDEST], num_blocks):
             if (
                 not state.done[block]

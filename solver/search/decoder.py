@@ -17,7 +17,7 @@ from apsched.solver.arrays.bucket_prices import (
     members_of,
 )
 from apsched.solver.arrays.contention import ContentionArrays
-from apsched.solver.arrays.jit import compiled, has_machine_code
+from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.program.contended_clock import with_shared_clock
@@ -77,11 +77,6 @@ class Decoder:
             self.caps,
             steer_bytes,
         )
-
-
-def must_compile() -> bool:
-    """Whether a large problem would first compile the inner loops of the search."""
-    return not has_machine_code(evaluate_labels)
 
 
 @compiled

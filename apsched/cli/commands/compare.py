@@ -30,6 +30,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Score baselines and solver on every graph; nothing is rewritten, nothing is written."""
     from contextlib import ExitStack
 
+    from apsched.pipeline.compile_ahead import begin_to_compile
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import solve_graph, under_plan
     from apsched.pipeline.steps import with_torch_schedulers
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     where = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
     progress = Progress()
+    begin_to_compile(progress)
     with ExitStack() as opened:
         source = opened.enter_context(loaded(*where, progress))
         request = request_with_buckets(request, args.buckets, source.graphs)

@@ -29,6 +29,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Solve every graph, and again with one more of each thing; nothing is rewritten, nothing is
     written.
     """
+    from apsched.pipeline.compile_ahead import begin_to_compile
     from apsched.pipeline.cost_choice import cluster_named
     from apsched.pipeline.load import loaded
     from apsched.pipeline.result import Result
@@ -43,6 +44,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     wanted, costs, which = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
     progress = Progress()
+    begin_to_compile(progress)
     found: list[tuple[Result, tuple[Relaxed, ...]]] = []
     with loaded(wanted, costs, which, progress) as source:
         for graph in under_plan(source.graphs, request):

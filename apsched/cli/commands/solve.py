@@ -64,6 +64,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.artifacts.solved_files import add_files
     from apsched.artifacts.stated_options import stated_options
     from apsched.errors import ApschedError, RoundTripError
+    from apsched.pipeline.compile_ahead import begin_to_compile
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import under_plan
     from apsched.pipeline.steps import with_torch_schedulers
@@ -80,6 +81,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     keep = keep_request(args.keep)
     check_writable(out_dir(args, "."))
     progress = Progress()
+    begin_to_compile(progress)
     with ExitStack() as opened:
         source = opened.enter_context(loaded(*where, progress))
         request = request_with_buckets(request, args.buckets, source.graphs)
