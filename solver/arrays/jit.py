@@ -1,8 +1,9 @@
 """Compilation of the inner loops, typed: numba's own decorator hides signatures.
 
-Machine code is cached beside its file where that is writable. numba looks at one file only to tell
-whether code in the cache is stale, though what a function calls is compiled into it; here all files
-with compiled code count.
+Machine code is cached in ``NUMBA_CACHE_DIR`` where that is set, else beside its file, else in the
+user's cache directory; where none of them is writable each process compiles anew. numba looks at
+one file only to tell whether code in the cache is stale, though what a function calls is compiled
+into it; here all files with compiled code count.
 """
 
 import re
@@ -22,13 +23,14 @@ _IMPORTED = re.compile(rb"^from (apsched\.solver[\w.]*) import", re.MULTILINE)
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Return ``function`` compiled by numba."""
     njit = cast("Any", nb.njit)
-    dispatcher = njit(cache=True, no_cfunc_wrapper=True)(function)
     try:
+        dispatcher = njit(cache=True, no_cfunc_wrapper=True)(function)
         assert dispatcher._cache._cache_file._source_stamp
         dispatcher._cache._cache_file._source_stamp = source_stamp()
     except (
-        AttributeError
-    ):  # a numba without this hook of its cache: no cache rather than stale code
+        AttributeError,  # a numba without this hook of its cache: no cache rather than stale code
+        RuntimeError,  # no directory for a cache can be written
+    ):
         dispatcher = njit(no_cfunc_wrapper=True)(function)
     return cast("Callable[P, R]", dispatcher)
 

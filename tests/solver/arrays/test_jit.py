@@ -1,6 +1,9 @@
 """Machine code in the cache is stale when any file changes that is compiled into it."""
 
+import os
 import runpy
+import subprocess
+import sys
 import shutil
 from pathlib import Path
 
@@ -59,3 +62,23 @@ def test_machine_code_is_found_in_the_process_and_in_the_cache_on_disk(tmp_path:
     assert first(2) == 4
     assert has_machine_code(first)
     assert has_machine_code(runpy.run_path(str(file))["doubled"])
+
+
+def test_where_no_cache_can_be_written_functions_are_compiled_all_the_same() -> None:
+    """As in a container with a read-only file system and without a home directory."""
+    nowhere = {"HOME": "/proc/none", "XDG_CACHE_HOME": "/proc/none"}
+    code = (
+        "from apsched.solver.arrays.jit import compiled\n"
+        "names = {}\n"
+        "exec(compile('def doubled(x): return 2 * x', '/proc/none/doubled.py', 'exec'), names)\n"
+        "print(compiled(names['doubled'])(2))\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env=kept | nowhere,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.stdout, ran.stderr) == ("4\n", "")
