@@ -2,9 +2,9 @@
 
 import os
 import runpy
+import shutil
 import subprocess
 import sys
-import shutil
 from pathlib import Path
 
 import pytest
