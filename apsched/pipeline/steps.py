@@ -1,16 +1,19 @@
 """What follows an answer (:mod:`apsched.pipeline.solve_graph`): torch's own schedulers beside it,
-and the FX graph in its order, with the round trip.
+the best schedule that moves no compute, and the FX graph in its order, with the round trip.
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
+from apsched.config import SolveOptions
 from apsched.errors import RoundTripError
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
+from apsched.pipeline.solve_graph import SolveRequest, solve_graph
 from apsched.progress import Progress
-from apsched.schedule.result import Scored
+from apsched.schedule.analysis.moved_compute import moved_compute
+from apsched.schedule.result import Score, Scored
 from apsched.schedule.simulate import simulate
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from apsched.writeback.round_trip import RoundTrip
 
 logger = logging.getLogger(__name__)
+
+AS_CAPTURED = "compute as captured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +72,27 @@ def with_torch_schedulers(graph: LoadedGraph, result: Result, progress: Progress
     return replace(
         result, others=found.scores, notes=found.notes, seconds={**result.seconds, **found.seconds}
     )
+
+
+def with_compute_as_captured(
+    graph: LoadedGraph, result: Result, options: SolveOptions, progress: Progress
+) -> Result:
+    """Return ``result`` with the best schedule that moves no compute beside it, where the solution
+    does move some.
+    """
+    if result.schedule is None or not moved_compute(result.problem, result.schedule):
+        return result
+    other = solve_graph(
+        replace(graph, without_bitwise=None),
+        SolveRequest(options=options),
+        progress,
+        caps=replace(result.caps, max_compute_move=0),
+    )
+    if other.best is None:
+        note = f"{graph.problem.name}: no schedule with {AS_CAPTURED} keeps the caps"
+        return replace(result, notes=(*result.notes, note))
+    figures = {field.name: getattr(other.best, field.name) for field in fields(Score)}
+    return replace(result, others=(*result.others, Score(**figures | {"name": AS_CAPTURED})))
 
 
 def rewrite(graph: LoadedGraph, scored: Scored, progress: Progress) -> Rewritten:

@@ -61,6 +61,7 @@ def test_a_process_that_fails_leaves_the_work_to_the_solver(
     assert last == "the solver compiles its inner loops, once in this environment"
 
 
+@pytest.mark.alone
 def test_processes_end_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_ahead, "_CODE", "import time\ntime.sleep(600)")
     monkeypatch.setattr(apsched.solver, "missing_parts", lambda: ("search",))

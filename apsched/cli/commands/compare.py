@@ -33,9 +33,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.pipeline.compile_ahead import begin_to_compile
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import solve_graph, under_plan
-    from apsched.pipeline.steps import with_torch_schedulers
+    from apsched.pipeline.steps import with_compute_as_captured, with_torch_schedulers
     from apsched.pipeline.what_fits import what_fits
-    from apsched.pipeline.without_moves import with_compute_as_captured
     from apsched.progress import Progress
     from apsched.report.summary import print_notes, print_table, report_json, summary_lines
     from apsched.report.table import console, print_json

@@ -9,7 +9,7 @@ import networkx as nx
 import pytest
 
 from apsched.config import Caps, SolveOptions
-from apsched.pipeline import without_moves
+from apsched.pipeline import steps
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result, result_of
 from apsched.pipeline.solve_graph import SolveRequest
@@ -44,9 +44,7 @@ def result(problem: Problem, caps: Caps) -> Result:
 
 def compared(problem: Problem, caps: Caps) -> Result:
     graph = LoadedGraph(dag=nx.DiGraph(cluster="none"), problem=problem, device_memory_bytes=None)
-    return without_moves.with_compute_as_captured(
-        graph, result(problem, caps), SolveOptions(), QUIET
-    )
+    return steps.with_compute_as_captured(graph, result(problem, caps), SolveOptions(), QUIET)
 
 
 def test_the_summary_says_what_moved(problem: Problem) -> None:
@@ -74,7 +72,7 @@ def test_the_summary_says_that_nothing_moved() -> None:
 
 def test_a_row_shows_compute_as_captured(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        without_moves,
+        steps,
         "solve_graph",
         lambda graph, request, progress, *, caps: result(graph.problem, caps),
     )
@@ -90,9 +88,7 @@ def test_a_row_shows_compute_as_captured(problem: Problem, monkeypatch: pytest.M
 
 
 def test_no_row_where_nothing_moved(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        without_moves, "solve_graph", lambda *_, **__: pytest.fail("solved for nothing")
-    )
+    monkeypatch.setattr(steps, "solve_graph", lambda *_, **__: pytest.fail("solved for nothing"))
     assert compared(problem, Caps()).others == ()
 
 
@@ -102,7 +98,7 @@ def test_a_note_where_only_moves_fit(problem: Problem, monkeypatch: pytest.Monke
     ) -> Result:
         return result(graph.problem, replace(caps, memory_cap_bytes=1))
 
-    monkeypatch.setattr(without_moves, "solve_graph", solve_graph)
+    monkeypatch.setattr(steps, "solve_graph", solve_graph)
     shown = compared(problem, Caps(max_compute_move=5))
     assert shown.others == ()
     assert shown.notes == ("by hand: no schedule with compute as captured keeps the caps",)
