@@ -1,4 +1,4 @@
-"""Tells what is being worked on, on stderr: a live line on a terminal, plain lines elsewhere."""
+"""Progress of a command, on stderr: a live line on a terminal, plain lines elsewhere."""
 
 import math
 import sys
@@ -6,15 +6,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import Progress as RichProgress
-from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
+from rich.text import Text
 
 from apsched.quantities import show_us
 
 _SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_OF_PACE = 0.5
+"""Time for which the budget must have been used before the pace of this machine is known."""
 _RUNNING: "ContextVar[Progress | None]" = ContextVar("running", default=None)
 
 
@@ -24,6 +28,39 @@ def working_on(part: str) -> None:
     """
     if (progress := _RUNNING.get()) is not None:
         progress.part(part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BudgetTime:
+    """A moment of a search, and the share of its budget that was used then."""
+
+    began: float
+    """Time of the first such report, on the clock of ``time.perf_counter``."""
+    began_share: float
+    now: float
+    share: float
+
+    def show(self, now: float) -> str:
+        """Return the seconds of the budget that are used and left, at the pace so far."""
+        used = now - self.began
+        pace = (self.now - self.began) / (self.share - self.began_share)
+        left = pace * (1 - self.share) - (now - self.now)
+        return f"budget {used:.0f} s used, at most {max(0.0, left):.0f} s left"
+
+
+class _TimeColumn(ProgressColumn):
+    """The time that a stage takes, and the time that the budget leaves it."""
+
+    max_refresh = 0.5
+
+    def __init__(self, progress: "Progress") -> None:
+        super().__init__()
+        self._progress = progress
+
+    def render(self, task: Task) -> Text:
+        """Return the text of the column."""
+        budget = self._progress.budget_text()
+        return Text(f"{task.elapsed or 0.0:.0f} s" if budget == "" else budget)
 
 
 class Progress:
@@ -40,6 +77,8 @@ class Progress:
         self._began = time.perf_counter()
         self._last_line = 0.0
         self._last_news = ""
+        self._budget_began: tuple[float, float] | None = None
+        self._budget: _BudgetTime | None = None
 
     @contextmanager
     def stage(self, name: str) -> Iterator[dict[str, float]]:
@@ -71,33 +110,58 @@ class Progress:
         elif not self._quiet and time.perf_counter() - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._line(f"{self._stage} {time.perf_counter() - self._began:6.1f} s  {part}")
 
-    def solver(self, stage: str, incumbent_us: float, bound_us: float) -> None:
-        """Report where the solver stands; called as often as it likes."""
-        news = f"{stage}: bound {show_us(bound_us)}"
+    def solver(
+        self, stage: str, incumbent_us: float, bound_us: float, share_of_budget: float = math.nan
+    ) -> None:
+        """Report the solver's stage, its best step time, its bound, and the share of the budget
+        that is used (nan: unknown). It may be called often.
+        """
+        self._use_budget(share_of_budget)
+        news = f"bound {show_us(bound_us)}; {stage}"
         if math.isfinite(incumbent_us):
             gap = (incumbent_us - bound_us) / incumbent_us if incumbent_us > 0 else 0.0
             news = (
-                f"{stage}: incumbent {show_us(incumbent_us)}, bound {show_us(bound_us)}, gap"
-                f" {100 * gap:.3f} %"
+                f"incumbent {show_us(incumbent_us)}, gap {100 * gap:.3f} %,"
+                f" bound {show_us(bound_us)}; {stage}"
             )
         if self._live is not None and self._task is not None:
             self._live.update(self._task, description=f"{self._stage}: {news}")
         elif (
             not self._quiet
-            and news != self._last_news
+            and (news != self._last_news or self._budget is not None)
             and time.perf_counter() - self._last_line >= _SECONDS_BETWEEN_LINES
         ):
-            self._line(f"{self._stage} {time.perf_counter() - self._began:6.1f} s  {news}")
+            budget = self.budget_text()
+            shown = f"{news}; {budget}" if budget else news
+            self._line(f"{self._stage} {time.perf_counter() - self._began:6.1f} s  {shown}")
         self._last_news = news
+
+    def budget_text(self) -> str:
+        """Return the seconds of the solver's budget that are used and left; empty while the pace of
+        this machine is unknown.
+        """
+        return "" if self._budget is None else self._budget.show(time.perf_counter())
+
+    def _use_budget(self, share: float) -> None:
+        """Keep the time at which ``share`` of the budget is used."""
+        now = time.perf_counter()
+        if math.isnan(share) or (self._budget is not None and share < self._budget.share):
+            self._budget = self._budget_began = None  # another search begins
+        elif self._budget_began is None:
+            self._budget_began = now, share
+        elif now - self._budget_began[0] >= _SECONDS_OF_PACE and share > self._budget_began[1]:
+            began, began_share = self._budget_began
+            self._budget = _BudgetTime(began=began, began_share=began_share, now=now, share=share)
 
     def _begin(self, name: str) -> None:
         self._stage, self._began, self._last_news = name, time.perf_counter(), ""
+        self._budget = self._budget_began = None
         if self._quiet:
             return
         if not self._stream.isatty():
             self._line(f"{name} ...")
             return
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        columns = (SpinnerColumn(), _TimeColumn(self), TextColumn("{task.description}"))
         self._live = RichProgress(*columns, console=Console(file=self._stream), transient=True)
         self._task = self._live.add_task(name, total=None)
         self._live.start()

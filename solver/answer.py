@@ -1,7 +1,7 @@
 """What the parts of the solver begin with, what they find, and the answer made of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from apsched.config import SolveOptions
 from apsched.schedule.result import Scored, SolvedBy, SolveResult
@@ -16,9 +16,38 @@ from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.infeasible.explain import explain
 from apsched.solver.program.program import Program
 from apsched.solver.reorder.split_kernels import Fitting
+from apsched.solver.search.decoder import BudgetUse
+from apsched.units import ticks_to_us
 
-Report = Callable[[str, int], None]
-"""Called with the stage, and the best step time in ticks."""
+Progress = Callable[[str, float, float, float], None]
+"""Called with the stage, the best step time and the bound in microseconds, and the share of the
+planned work that is done; nan for a value that is not known yet.
+"""
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """Passes the stage, the best step time and the use of the budget to ``progress``."""
+
+    progress: Progress | None
+    bound: TimeBound
+    use: BudgetUse = field(default_factory=BudgetUse)
+    _stage: str = ""
+    _best_us: float = float("nan")
+
+    def __post_init__(self) -> None:
+        self.use.shown = self._show
+
+    def __call__(self, stage: str, best_ticks: int | None) -> None:
+        """Report the stage, and the best step time in ticks (None: no schedule yet)."""
+        self._stage = stage
+        self._best_us = float("nan") if best_ticks is None else ticks_to_us(best_ticks)
+        self._show()
+
+    def _show(self) -> None:
+        if self.progress is not None:
+            bound_us = ticks_to_us(self.bound.ticks)
+            self.progress(self._stage, self._best_us, bound_us, self.use.share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from apsched.solver.cpsat.windows.improve import improve
 from apsched.solver.program.evaluate import evaluate
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.reorder import ComputeMover, Moved
-from apsched.solver.reorder.shorten_tail import with_shorter_tail
+from apsched.solver.reorder.shorten_tail import MOST_ROUNDS, with_shorter_tail
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.search.late_waits import late_waits
 from apsched.solver.search.local_search import Search
@@ -60,6 +60,7 @@ def solve_large(task: Task, like: Scored | None) -> Answer:
         enough_ticks=near_enough(bound, options),
         ladders=ladders(at.instance, at.floor.peak_bytes),
     )
+    task.report.use.planned = _planned_evaluations(task, effort)
     search, blocks = _begun(task, effort)
     search.portfolio()
     if like is not None:
@@ -82,6 +83,17 @@ def solve_large(task: Task, like: Scored | None) -> Answer:
     evaluations = effort.evaluations // _SHARE_OF_THE_END
     search = with_shorter_tail(at.mover, search, worth, evaluations, effort.enough_ticks)
     return _finished(task, bound, search, effort)
+
+
+def _planned_evaluations(task: Task, effort: _Effort) -> int:
+    """Return the evaluations of all searches at most; most problems need fewer."""
+    each = effort.evaluations
+    total = each * (1 + sum(map(len, effort.ladders)))
+    if task.fitting.mover is None:
+        return total
+    if task.fitting.instance.arrays.on_path.any():
+        total += each // _SHARE_AS_CAPTURED + 2 * _ROUNDS_OF_ORDERS * (each // 2)
+    return total + MOST_ROUNDS * (each // _SHARE_OF_THE_END)
 
 
 def _bound_where_cut(task: Task) -> TimeBound:
@@ -107,6 +119,7 @@ def _begun(task: Task, effort: _Effort) -> tuple[Search, Ints]:
         report=task.report,
         max_evaluations=first,
         floor_bytes=at.floor.peak_bytes,
+        use=task.report.use,
     )
     if at.mover is None:
         return search, np.zeros(0, dtype=np.int64)

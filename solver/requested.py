@@ -5,14 +5,13 @@ about what was asked all the same: bounds hold for every order of the compute th
 and infeasibility is reported only after those orders were searched, too.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.result import BoundSource, SolvedBy, SolveResult
 from apsched.schedule.schedule import Schedule
-from apsched.solver.answer import near_enough, scored_start
+from apsched.solver.answer import Progress, near_enough, scored_start
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.relaxed import without_places
 from apsched.solver.arrays.reordered import Orders
@@ -24,6 +23,7 @@ from apsched.solver.compute_move_cap import moving_where_it_pays
 from apsched.solver.interleave.interleave import has_chains, interleaved
 from apsched.solver.reorder.min_memory import floated_model, is_small
 from apsched.solver.solve import solve
+from apsched.units import ticks_to_us
 
 _SHARE_OF_BOUND = 0.1
 """Of the budget, what the whole formulation gets to prove a bound for all orders."""
@@ -34,7 +34,7 @@ def solve_requested(
     caps: Caps | None = None,
     options: SolveOptions | None = None,
     *,
-    progress: Callable[[str, float, float], None] | None = None,
+    progress: Progress | None = None,
     start: Schedule | None = None,
 ) -> SolveResult:
     """As :func:`apsched.solver.solve`; compute stays as captured where moving it does not pay, and
@@ -44,12 +44,25 @@ def solve_requested(
     if has_chains(problem, caps):
         return _with_chains(problem, caps, options, progress=progress, start=start)
     searched = moving_where_it_pays(problem, caps)
-    found = solve(problem, searched, options, progress=progress, start=start)
     if searched == caps:
-        return found
+        return solve(problem, caps, options, progress=progress, start=start)
+    instance = Instance.of(problem, caps)
+    bound = best_bound(instance, Orders(instance))
+    shown = _with_bound(progress, bound)
+    found = solve(problem, searched, options, progress=shown, start=start)
     if found.best is None:
         return solve(problem, caps, options, progress=progress, start=start)
-    return _claimed(problem, caps, options, found)
+    return _claimed(instance, options, found, bound)
+
+
+def _with_bound(progress: Progress | None, bound: TimeBound) -> Progress | None:
+    """Return ``progress`` with the ``bound`` of all orders: the search restricts itself to some,
+    and the bound of these is no claim.
+    """
+    if progress is None:
+        return None
+    bound_us = ticks_to_us(bound.ticks)
+    return lambda stage, best_us, _, share: progress(stage, best_us, bound_us, share)
 
 
 def _with_chains(
@@ -57,16 +70,17 @@ def _with_chains(
     caps: Caps,
     options: SolveOptions,
     *,
-    progress: Callable[[str, float, float], None] | None,
+    progress: Progress | None,
     start: Schedule | None,
 ) -> SolveResult:
     """Return the answer to a problem of several chains, with bounds for all orders: as places count
     within a chain, the cap on them bounds no place in the whole.
     """
     alone = replace(problem, chains=())
-    in_a_row = solve_requested(alone, caps, options, progress=progress, start=start)
     instance = Instance.of(problem, replace(caps, max_compute_move=None))
     bound = best_bound(instance, Orders(instance))
+    shown = _with_bound(progress, bound)
+    in_a_row = solve_requested(alone, caps, options, progress=shown, start=start)
     found = interleaved(problem, caps, options, in_a_row, near_enough(bound, options))
     given = scored_start(Instance.of(problem, caps), start)
     if found.best is None:
@@ -74,17 +88,17 @@ def _with_chains(
     if given is not None and given.step_time_ticks < found.best.step_time_ticks:
         ticks = given.step_time_ticks
         found = replace(found, best=given, fastest_ticks=ticks, solved_by=SolvedBy.START)
-    return _claimed(problem, instance.caps, options, found)
+    return _claimed(instance, options, found, bound)
 
 
 def _claimed(
-    problem: Problem, caps: Caps, options: SolveOptions, found: SolveResult
+    instance: Instance, options: SolveOptions, found: SolveResult, bound: TimeBound
 ) -> SolveResult:
-    """Return ``found``, a schedule with the compute as captured, with bounds for all orders."""
+    """Return ``found``, a schedule with the compute as captured, with bounds for all orders; their
+    step time is at least ``bound``.
+    """
     assert found.best is not None
-    instance = Instance.of(problem, caps)
-    orders = Orders(instance)
-    bound, work = best_bound(instance, orders), 0.0
+    problem, orders, work = instance.problem, Orders(instance), 0.0
     is_exact = is_small(problem) and problem.contention is None
     if is_exact and bound.ticks < found.fastest_ticks:
         less = replace(options, budget=options.budget * _SHARE_OF_BOUND)

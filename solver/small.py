@@ -19,6 +19,7 @@ from apsched.solver.program.program import Program
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.min_memory import floated_model, horizon_ticks
 from apsched.solver.reorder.reorder import ComputeMover, Moved
+from apsched.solver.search.decoder import BudgetUse
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.search.late_waits import late_waits
 from apsched.solver.search.local_search import Search
@@ -33,6 +34,9 @@ _SHARE_OF_LATER = 0.2
 """Of the budget, what each later objective gets where the step time was not proven least: its proof
 would be about schedules near a step time that may not be the least.
 """
+
+_OBJECTIVES = 4
+"""Models that are solved at most: step time, peak, launches, and the step time with these kept."""
 
 
 def solve_whole(task: Task) -> Answer:
@@ -51,6 +55,8 @@ def solve_whole(task: Task) -> Answer:
     if search.best is not None:
         start = search.program()
     hint = Hint(program=start) if start is not None else None
+    whole_budgets = _OBJECTIVES * (1 if at.mover is None else 1 + _SHARE_OF_ORDER)
+    task.report.use.planned = whole_budgets * task.options.budget
     answer = _solve_exactly(task, None, task.options, hint)
     if at.mover is None:
         return _for_all_schedules(task, task.options, answer)
@@ -131,12 +137,16 @@ def _if_within(program: Program | None, instance: Instance) -> Program | None:
 
 
 class _Formulation:
-    """The whole formulation of ``instance``; with ``orders``, the order of the compute included."""
+    """The whole formulation of ``instance``; with ``orders``, the order of the compute included.
+    Its work counts as ``use`` of the budget.
+    """
 
-    def __init__(self, instance: Instance, orders: Orders | None, options: SolveOptions) -> None:
+    def __init__(
+        self, instance: Instance, orders: Orders | None, options: SolveOptions, use: BudgetUse
+    ) -> None:
         self.instance, self.orders, self.options = instance, orders, options
         self.model = ExactModel(instance, horizon_ticks(instance), orders=orders)
-        self.deterministic_work = 0.0
+        self.use, self.deterministic_work = use, 0.0
 
     def minimized(
         self, minimize: Callable[..., Exact], start: Hint | None
@@ -145,6 +155,7 @@ class _Formulation:
         program, order = (start.program, start.order) if start is not None else (None, None)
         exact = minimize(self.options, program, order)
         self.deterministic_work += exact.deterministic_work
+        self.use.done += exact.deterministic_work
         if exact.program is None:
             return exact, None
         order = exact.order if self.orders is not None else None
@@ -174,7 +185,7 @@ def _solve_exactly(
     bound, kept_bytes = task.bound, task.fitting.instance.arrays.kept_bytes
     no_order_left_out = (orders is None) == (task.fitting.mover is None)
     all_schedules = no_order_left_out and normal_form_is_all(at.problem, at.caps)
-    whole = _Formulation(task.fitting.instance, orders, options)
+    whole = _Formulation(task.fitting.instance, orders, options, task.report.use)
     model = whole.model
     first, start = whole.minimized(model.minimize_step_time, hint)
     if all_schedules and start is not None and first.bound > bound.ticks:

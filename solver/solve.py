@@ -1,12 +1,11 @@
 """Problem -> SolveResult: bound, baselines, least memory, a small or a large problem, result."""
 
-from collections.abc import Callable
-
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem, with_contention
 from apsched.schedule.result import SolveResult
 from apsched.schedule.schedule import Schedule
 from apsched.solver.answer import (
+    Progress,
     Report,
     Task,
     as_given,
@@ -19,18 +18,11 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.reordered import Orders, may_move
 from apsched.solver.baselines import baselines
 from apsched.solver.bounds.best import best_bound
-from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.large import solve_large
 from apsched.solver.reorder.min_memory import is_small, least_memory_with
 from apsched.solver.reorder.reorder import ComputeMover
 from apsched.solver.reorder.split_kernels import Fitting, cut_to_fit
 from apsched.solver.small import solve_whole
-from apsched.units import ticks_to_us
-
-Progress = Callable[[str, float, float], None]
-"""Called with the stage, the best step time and the bound, in microseconds (nan where there is none
-yet).
-"""
 
 
 def solve(
@@ -53,11 +45,11 @@ def solve(
     mover = ComputeMover(instance) if may_move(problem, instance.caps) else None
 
     bound = best_bound(instance, _allowed_orders(instance, mover))
-    report = _reporter(progress, bound)
-    report("bounds", -1)
+    report = Report(progress=progress, bound=bound)
+    report("bounds", None)
 
     made = baselines(instance)
-    report("baselines", min((b.step_time_ticks for b in made if b.fits), default=-1))
+    report("baselines", min((b.step_time_ticks for b in made if b.fits), default=None))
 
     floor = least_memory_with(instance, mover, options)
     whole = Fitting(instance=instance, mover=mover, floor=floor)
@@ -92,14 +84,3 @@ def _allowed_orders(instance: Instance, mover: ComputeMover | None) -> Orders | 
     if mover is not None:
         return mover.orders
     return None if instance.caps.max_compute_move == 0 else Orders(instance)
-
-
-def _reporter(progress: Progress | None, bound: TimeBound) -> Report:
-    """Return what tells ``progress`` a stage and a step time in ticks, where that is above -1."""
-
-    def report(stage: str, best_ticks: int) -> None:
-        if progress is not None:
-            best_us = ticks_to_us(best_ticks) if best_ticks >= 0 else float("nan")
-            progress(stage, best_us, ticks_to_us(bound.ticks))
-
-    return report

@@ -1,6 +1,7 @@
 """Stages, and their parts, on a terminal and elsewhere (``apsched.progress``)."""
 
 import io
+import math
 import re
 
 import pytest
@@ -68,3 +69,29 @@ def test_the_stage_outside_goes_on_after_one_inside(monkeypatch: pytest.MonkeyPa
     assert "one" in inner.getvalue()
     assert "one" not in outer.getvalue()
     assert "two" in outer.getvalue()
+
+
+def test_the_budget_is_shown_in_seconds_at_the_pace_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A quarter of the budget took two seconds: the other three quarters take six."""
+    clock, stream = [100.0], io.StringIO()
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN_LINES", 0.0)
+    progress = Progress(stream)
+    with progress.stage("solve"):
+        for now, share in ((100.0, math.nan), (101.0, 0.0), (103.0, 0.25)):
+            clock[0] = now
+            progress.solver("local moves", 20.0, 18.0, share)
+        clock[0] = 104.0
+        assert progress.budget_text() == "budget 3 s used, at most 5 s left"
+        progress.solver("bounds", math.nan, 18.0)  # the next search begins
+        assert progress.budget_text() == ""
+    assert stream.getvalue().splitlines() == [
+        "solve ...",
+        "solve    0.0 s  incumbent 20.00 µs, gap 10.000 %, bound 18.00 µs; local moves",
+        "solve    3.0 s  incumbent 20.00 µs, gap 10.000 %, bound 18.00 µs; local moves;"
+        " budget 2 s used, at most 6 s left",
+        "solve    4.0 s  bound 18.00 µs; bounds",
+        "solve    4.0 s  bound 18.00 µs; bounds",
+    ]

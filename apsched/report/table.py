@@ -12,7 +12,20 @@ _WIDTH_OFF_TERMINAL = 200
 
 
 class _Console(Console):
-    """A console that leaves a closed pipe to its caller (Rich would end the process, status 1)."""
+    """A console that raises at a closed pipe (Rich would end the process with status 1), and that
+    prints no spaces at the ends of lines off a terminal.
+    """
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as Rich does; off a terminal without the spaces that pad the last column."""
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as printed:
+            super().print(*objects, **options)
+        text = "\n".join(line.rstrip(" ") for line in printed.get().split("\n"))
+        self.file.write(text)
+        self.file.flush()
 
     def on_broken_pipe(self) -> None:
         """Raise again what Rich caught."""

@@ -29,7 +29,7 @@ from apsched.solver.search.local_search import Search
 
 _SHARES = (0.25, 0.5, 0.75, 1.0, 1.5)
 """Share of the exposed end that the deferred blocks should hide."""
-_MOST_ROUNDS = 8
+MOST_ROUNDS = 8
 """How often the end is looked at, each time as the round before left it."""
 _NEAR = 10
 """Tails before the end, from where on buckets are searched anew."""
@@ -74,7 +74,7 @@ def with_shorter_tail(
     only, with ``evaluations`` at most.
     """
     best = search
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(MOST_ROUNDS):
         assert best.best is not None
         program = best.program()
         tail = tail_of(best.instance.arrays, program)

@@ -1,5 +1,6 @@
 """What a partition is worth under a policy: laid out and evaluated in one compiled call."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from apsched.config import Caps
@@ -26,6 +27,31 @@ from apsched.solver.program.program import Buckets, Figures, Program, WalkInput,
 from apsched.solver.search.construct import construct, lay_out
 from apsched.solver.search.launch_policy import BaseTimes, Policy, Rules, base_times, rules
 
+_SHOWN_EVERY = 100
+"""Evaluations between two calls of ``BudgetUse.shown``."""
+
+
+@dataclass(slots=True, kw_only=True)
+class BudgetUse:
+    """Work of all searches for one answer: evaluations, or deterministic time of CP-SAT."""
+
+    planned: float = 0.0
+    """At most; 0 while it is unknown."""
+    done: float = 0.0
+    shown: Callable[[], None] = lambda: None
+    """Called now and then while evaluations are counted; it has no influence on the answer."""
+
+    @property
+    def share(self) -> float:
+        """Share of the planned work that is done; nan while that is unknown."""
+        return min(1.0, self.done / self.planned) if self.planned > 0 else float("nan")
+
+    def count_evaluation(self) -> None:
+        """Count one evaluation."""
+        self.done += 1
+        if self.done % _SHOWN_EVERY == 0:
+            self.shown()
+
 
 @dataclass(slots=True)
 class Decoder:
@@ -33,6 +59,7 @@ class Decoder:
 
     pricer: Pricer
     caps: Caps
+    use: BudgetUse = field(default_factory=BudgetUse)
     evaluations: int = 0
     _fixed: WalkInput = field(init=False)
     _clock: BaseTimes = field(init=False)
@@ -56,6 +83,7 @@ class Decoder:
                 self.arrays, policy, self.caps, steer_bytes
             )
         self.evaluations += 1
+        self.use.count_evaluation()
         possible, step_time, peak, in_flight, launches = evaluate_labels(
             self.pricer.tables, self._fixed, self._clock, known, self.arrays.shares, labels
         )

@@ -18,7 +18,7 @@ from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 from apsched.solver.program.program import Figures, Program
 from apsched.solver.search.bucket_forms import flipped, flips, in_forms, like
-from apsched.solver.search.decoder import Decoder
+from apsched.solver.search.decoder import BudgetUse, Decoder
 from apsched.solver.search.launch_policy import Policy
 from apsched.solver.search.neighbourhood import Move, Neighbourhood, TriedMoves
 from apsched.solver.search.open_bucket.partitions import open_bucket_partitions
@@ -82,6 +82,8 @@ class Search:
     max_evaluations: int
     floor_bytes: int
     """The least peak for which a schedule is known."""
+    use: BudgetUse = field(default_factory=BudgetUse)
+    """Counts the evaluations of this search and of those under tighter caps."""
     pricer: Pricer = field(init=False)
     best: Candidate | None = None
     _judge: Decoder = field(init=False)
@@ -95,7 +97,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self.pricer = Pricer(self.instance)
-        self._judge = Decoder(self.pricer, self.instance.caps)
+        self._judge = Decoder(self.pricer, self.instance.caps, self.use)
         self._neighbourhood = Neighbourhood(self.instance.arrays)
         self._tried_moves = TriedMoves(num_collectives=len(self.instance.arrays.kind))
 
@@ -246,6 +248,7 @@ class Search:
             report=lambda stage, ticks: None,
             max_evaluations=num_evaluations,
             floor_bytes=self.floor_bytes,
+            use=self.use,
         )
         below.portfolio()
         if self._below is not None:

@@ -256,7 +256,7 @@ def test_the_bound_is_that_of_all_orders_that_the_cap_allows() -> None:
         result = solve(
             problem,
             Caps(max_compute_move=most),
-            progress=lambda _stage, _best_us, bound_us, told=told: told.append(bound_us),
+            progress=lambda _stage, _best_us, bound_us, _share, told=told: told.append(bound_us),
         )
         assert max(told) <= ticks_to_us(ticks)
         assert result.best is not None
