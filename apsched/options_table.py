@@ -115,9 +115,9 @@ OPTIONS: tuple[Option, ...] = (
         group="source",
         unit=Unit.TEXT,
         metavar="WHICH",
-        parse=one_of("forward", "backward", "both"),
+        parse=one_of("forward", "backward", "both", "joint"),
         default="both",
-        help="forward, backward or both (default: both)",
+        help="forward, backward, both, or joint: both as one graph (default: both)",
     ),
     Option(
         name="hints",

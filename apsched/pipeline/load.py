@@ -12,7 +12,6 @@ import networkx as nx
 from apsched.costs.clusters.cluster import Cluster, load_cluster
 from apsched.errors import InputError
 from apsched.graph.reprice import repriced
-from apsched.names import direction_named
 from apsched.pipeline.assumptions import check_hints
 from apsched.pipeline.cost_choice import (
     CostChoice,
@@ -31,9 +30,10 @@ from apsched.progress import Progress
 
 if TYPE_CHECKING:
     from apsched.capture.captured import Capture, CapturedGraph, SavedBytes
+    from apsched.capture.one_graph import Kept
     from apsched.costs.model import CostModel
 
-DIRECTIONS = ("forward", "backward", "both")
+JOINT = "joint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +72,17 @@ class LoadedSource:
 
 @contextmanager
 def loaded(
-    request: SourceRequest, costs: CostChoice, direction: str, progress: Progress
+    request: SourceRequest,
+    costs: CostChoice,
+    direction: str,
+    progress: Progress,
+    *,
+    kept: "Kept | None" = None,
 ) -> Iterator[LoadedSource]:
     """Open a source and export its graphs; process groups that they need run until the body
-    ends.
+    ends. In one graph of forward and backward the parameters ``kept`` are gathered once.
     """
-    with loaded_at(request, (costs,), direction, progress) as (source,):
+    with loaded_at(request, (costs,), direction, progress, kept=kept) as (source,):
         cluster = cluster_named(costs, source.cluster)
         notes = () if cluster is None else contention_off(costs.contention, cluster)
         yield replace(source, notes=(*source.notes, *notes))
@@ -85,7 +90,12 @@ def loaded(
 
 @contextmanager
 def loaded_at(
-    request: SourceRequest, choices: Sequence[CostChoice], direction: str, progress: Progress
+    request: SourceRequest,
+    choices: Sequence[CostChoice],
+    direction: str,
+    progress: Progress,
+    *,
+    kept: "Kept | None" = None,
 ) -> Iterator[tuple[LoadedSource, ...]]:
     """As :func:`loaded`, for several choices of costs: the source is captured once."""
     read = [read_costs(costs) for costs in choices]
@@ -106,9 +116,16 @@ def loaded_at(
             )
             yield tuple(_contended(file, costs) for file, costs in zip(files, choices, strict=True))
             return
-        names = tuple(graph.name for graph in source.capture.graphs)
+        capture = _with_hints(source.capture, request)
+        names = tuple(graph.name for graph in capture.graphs)
+        if direction == JOINT and JOINT not in names:
+            from apsched.capture.one_graph import with_joint_graph
+
+            with progress.stage("join forward and backward"):
+                capture = with_joint_graph(capture, kept)
+            names = (JOINT,)
         wanted = _in_direction(names, direction, request.source)
-        source = replace(source, capture=_with_hints(source.capture, request))
+        source = replace(source, capture=capture)
         exported = [
             _export_capture(
                 source, request, wanted, chosen, capture_seconds, progress, fused=costs.fused
@@ -308,7 +325,7 @@ def beside_each_other(
 def _in_direction(names: tuple[str, ...], direction: str, source: str) -> tuple[str, ...]:
     if direction == "both":
         return names
-    found = tuple(name for name in names if direction_named(name) == direction)
+    found = tuple(name for name in names if name.partition("-")[0] == direction)
     if not found:
         raise InputError(
             f"{source}: expected a {direction} graph, found {', '.join(names)}; choose --direction"

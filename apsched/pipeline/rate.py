@@ -44,8 +44,9 @@ def step_rate(
 
     if classify(request.source) not in (SourceKind.PRESET, SourceKind.TRANSFORMERS):
         return None
-    by_direction = {direction_named(graph.name): graph for graph in graphs}
-    if len(graphs) != 2 or set(by_direction) != {"forward", "backward"}:
+    directed = [graph for graph in graphs if direction_named(graph.name)]
+    by_direction = {direction_named(graph.name): graph for graph in directed}
+    if len(directed) != 2 or set(by_direction) != {"forward", "backward"}:
         return None
     mesh = MeshSpec.parse(request.mesh or DEFAULT_MESH)
     return StepRate(

@@ -5,7 +5,7 @@ that fits all of its name.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -46,6 +46,25 @@ class KeepRequest:
         if self.mode == ALL:
             return Choice(names)
         return Choice(name for entry in self.entries for name in _fits(entry, names))
+
+
+def kept_in_joint_graph(
+    keep: KeepRequest, direction: str
+) -> tuple[KeepRequest, Callable[[Sequence[str]], Choice] | None]:
+    """Return what is still to be decided about graphs of ``direction``, and what chooses the
+    parameters that are kept where forward and backward are captured as one graph.
+
+    ``InputError`` where that graph would have to be captured before it is known what is kept.
+    """
+    if direction != "joint" or keep.mode == NONE:
+        return keep, None
+    if keep.mode == AUTO:
+        raise InputError(
+            "--keep auto: expected forward and backward apart, found --direction joint; solve them"
+            f" with --direction both first, then state its {KEPT_FILE}: --direction joint --keep"
+            f" {KEPT_FILE}"
+        )
+    return KeepRequest(), keep.chosen
 
 
 def _fits(entry: str, names: Sequence[str]) -> list[str]:

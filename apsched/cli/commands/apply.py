@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.progress import Progress
     from apsched.report.summary import print_files
     from apsched.report.table import console, print_json
-    from apsched.whole_step.keep_request import AUTO, keep_request
+    from apsched.whole_step.keep_request import AUTO, keep_request, kept_in_joint_graph
     from apsched.whole_step.solve import graphs_with
 
     where = source_request(args), cost_choice(args), direction(args)
@@ -51,11 +51,12 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             "--keep: expected the file of what was kept (kept.txt, beside the schedules), all or"
             " none; found auto, which solves anew"
         )
+    keep, kept = kept_in_joint_graph(keep, where[-1])
     schedules = [load_schedule(path) for path in args.schedules]
     check_writable(out_dir(args, "."))
     progress = Progress()
     files: dict[str, bytes] = {}
-    with loaded(*where, progress) as source:
+    with loaded(*where, progress, kept=kept) as source:
         source = replace(source, graphs=graphs_with(source.graphs, keep))
         applied = [apply_one(graph_of(file, source), file, files, progress) for file in schedules]
         if len({entry["name"] for entry in applied}) < len(applied):

@@ -73,17 +73,22 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.report.answer.whole_step import keep_json, print_kept
     from apsched.report.summary import print_solved, report_json
     from apsched.report.table import print_json
-    from apsched.whole_step.keep_request import KEPT_FILE, keep_request, kept_file
+    from apsched.whole_step.keep_request import (
+        KEPT_FILE,
+        keep_request,
+        kept_file,
+        kept_in_joint_graph,
+    )
     from apsched.whole_step.solve import solve_graphs
 
     where = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
-    keep = keep_request(args.keep)
+    keep, kept = kept_in_joint_graph(keep_request(args.keep), where[-1])
     check_writable(out_dir(args, "."))
     progress = Progress()
     begin_to_compile(progress)
     with ExitStack() as opened:
-        source = opened.enter_context(loaded(*where, progress))
+        source = opened.enter_context(loaded(*where, progress, kept=kept))
         request = request_with_buckets(request, args.buckets, source.graphs)
         graphs = under_plan(source.graphs, request)
         target = out_dir(args, source.slug)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from apsched.pipeline.load import JOINT
 from apsched.pipeline.rate import StepRate
 from apsched.pipeline.result import Result
 from apsched.quantities import show_bytes, show_us
@@ -29,7 +30,7 @@ def first_lines(results: Sequence[Result], rate: StepRate | None) -> tuple[str, 
         f"{names}: {show_us(step_us)}" + (f" = {parts}" if len(results) > 1 else ""),
         f"proven: no schedule takes less than {show_us(bound_us)} (gap {100 * gap:.2f} %)",
         _against_baseline(results, step_us),
-        *([] if rate is None or len(results) < 2 else [_rate_line(rate, step_us)]),
+        *([_rate_line(rate, step_us)] if rate is not None and _is_step(results) else []),
         _memory_line(results),
         *_next_lines(results, gap),
     ]
@@ -60,6 +61,11 @@ def _against_baseline(results: Sequence[Result], step_us: float) -> str:
     share = (baseline_us - step_us) / baseline_us if baseline_us else 0.0
     change = f"{100 * abs(share):.2f} % {'faster' if share >= 0 else 'SLOWER'}"
     return f"{change} than the best baseline that fits: {name}, {show_us(baseline_us)}"
+
+
+def _is_step(results: Sequence[Result]) -> bool:
+    """Whether the graphs are the whole step: forward and backward, or both as one."""
+    return len(results) > 1 or results[0].problem.name == JOINT
 
 
 def _rate_line(rate: StepRate, step_us: float) -> str:

@@ -1,0 +1,120 @@
+"""Forward and backward as one graph (``apsched.capture.one_graph``)."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from apsched.capture.captured import CapturedGraph
+from apsched.capture.joint import capture_module
+from apsched.capture.one_graph import JOINT, with_joint_graph
+from apsched.errors import InputError
+from tests.conftest import Run
+
+SOURCE = ("llama3-debug", "--mesh", "fsdp=2", "--seq", "64", "--budget", "1", "--json")
+
+
+class Doubled(torch.autograd.Function):
+    """Has a constant in forward and another one in backward."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.tensor([2.0, 2.0, 2.0, 2.0])
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient * torch.tensor([2.0, 2.0, 2.0, 3.0])
+
+
+class Step(nn.Module):
+    """Two layers, running statistics and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 16), nn.BatchNorm1d(16)
+        self.second = nn.Linear(16, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Doubled.apply(self.second(torch.relu(self.norm(self.first(x))))).square().mean()
+
+
+def joint_of(module: nn.Module, x: torch.Tensor) -> tuple[CapturedGraph, CapturedGraph]:
+    """Return the forward and the joint graph."""
+    forward, _, joint = with_joint_graph(capture_module(module, (x,), source="step")).graphs
+    return forward, joint
+
+
+def test_one_graph_computes_what_the_module_computes() -> None:
+    torch.manual_seed(0)
+    module, x = Step(), torch.randn(3, 8)
+    forward, joint = joint_of(module, x)
+    inputs = (*module.parameters(), *module.buffers(), x)
+    results = joint.module(*inputs, torch.tensor(1.0))
+    expected = forward.module(*inputs)
+    loss = module(x)
+    loss.backward()
+    gradients = [p.grad for p in module.parameters()]
+    num_others = len(inputs) - len(gradients)
+    assert results[-num_others:] == (None,) * num_others
+    found = results[-num_others - len(gradients) : -num_others]
+    assert all(torch.equal(*pair) for pair in zip(found, gradients, strict=True))
+    num_results = len(results) - len(inputs)
+    assert num_results == 4, "the loss, and what batch normalisation counts"
+    assert all(torch.equal(*pair) for pair in zip(results[:4], expected[:4], strict=True))
+    assert any(torch.equal(result, loss) for result in results[:4])
+
+
+def test_one_graph_says_what_is_kept_and_what_is_backward() -> None:
+    forward, joint = joint_of(Step(), torch.randn(3, 8))
+    assert (joint.name, joint.kept_inputs) == (JOINT, forward.kept_inputs)
+    assert joint.parameter_names == forward.parameter_names
+    *inputs, tangent = joint.module.graph.find_nodes(op="placeholder")
+    assert [node.name for node in inputs] == [
+        node.name for node in forward.module.graph.find_nodes(op="placeholder")
+    ]
+    assert tangent.name not in joint.kept_inputs
+    calls = joint.module.graph.nodes
+    tags = [node.meta["partitioner_tag"] for node in calls if node.op == "call_function"]
+    assert tags == sorted(tags, reverse=True), "forward, then backward"
+
+
+def test_a_module_without_gradients_has_no_such_graph() -> None:
+    module = Step().requires_grad_(False)
+    with pytest.raises(InputError, match=r"one forward and one backward .*found forward"):
+        with_joint_graph(capture_module(module, (torch.randn(3, 8),), source="step"))
+
+
+def test_one_graph_takes_no_longer_than_both(run: Run) -> None:
+    """Kernels, buckets and transfers may reach from forward into backward; nothing is added."""
+    both, (whole,) = solved(run, "both"), solved(run, "joint")
+    apart_us = sum(graph["step_time_us"] for graph in both)
+    assert whole["name"] == JOINT
+    assert whole["num_collectives"] == sum(graph["num_collectives"] for graph in both)
+    assert 0.9 * apart_us <= whole["step_time_us"] <= apart_us
+    assert whole["bound_us"] <= whole["step_time_us"]
+    assert whole["round_trip_exact"]
+
+
+def test_parameters_that_are_kept_are_gathered_once(run: Run, tmp_path: Path) -> None:
+    (again,) = solved(run, "joint")
+    (kept,) = solved(run, "joint", "--keep", "all")
+    assert (again["num_collectives"], kept["num_collectives"]) == (62, 42), "20 are gathered again"
+    file = tmp_path / "kept.txt"
+    file.write_text("layers.0.attention.wq.weight\n")
+    (one,) = solved(run, "joint", "--keep", str(file))
+    assert one["num_collectives"] == again["num_collectives"] - 1
+
+
+def test_what_is_kept_must_be_known_before_one_graph_is_made(run: Run) -> None:
+    ran = run("solve", *SOURCE, "--direction", "joint", "--keep", "auto")
+    assert ran.code == 2
+    (error,) = ran.errors
+    assert "--direction joint --keep kept.txt" in error
+
+
+def solved(run: Run, direction: str, *options: str) -> list[dict]:
+    ran = run("solve", *SOURCE, "--direction", direction, *options, "-o", "out")
+    assert ran.code == 0, ran.stderr
+    return json.loads(ran.stdout)["graphs"]
