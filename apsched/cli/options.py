@@ -66,12 +66,17 @@ def solve_request(args: argparse.Namespace) -> "SolveRequest":
     (:func:`with_buckets`).
     """
     from apsched.pipeline.solve_graph import SolveRequest
+    from apsched.problem.plan.apply import check_chooses_kept
     from apsched.problem.plan.plan_file import load_plan
     from apsched.problem.plan.rules import Plan
+    from apsched.whole_step.keep_request import keep_request, plan_for
 
     milp = _milp(args)
     limits = (option for option in CAPS if option.unit is not Unit.MEMORY_CAP)
-    plan = stated(args, "plan")
+    stated_plan = stated(args, "plan")
+    plan = Plan() if stated_plan is None else load_plan(stated_plan)
+    plan = plan_for(plan, keep_request(getattr(args, "keep", None)))
+    check_chooses_kept(plan)  # before anything is captured
     return SolveRequest(
         caps=Caps(
             **{option.field_name: stated(args, option.name) for option in limits},
@@ -83,7 +88,7 @@ def solve_request(args: argparse.Namespace) -> "SolveRequest":
         options=SolveOptions(
             **{option.field_name: stated(args, option.name) for option in in_group("search")}
         ),
-        plan=Plan() if plan is None else load_plan(plan),
+        plan=plan,
         bitwise=stated(args, "bitwise"),
         scenarios=_scenarios(args, milp),
         second_group=stated(args, "second_group"),
@@ -161,11 +166,10 @@ def with_buckets(
     if chosen_buckets is None:
         return plan
     from apsched.problem.plan.module_buckets import NO_BUCKETS, ModuleBuckets, user_buckets
-    from apsched.problem.plan.rules import Plan
     from apsched.solver.baselines import block_labels
 
     if chosen_buckets == "none":
-        return Plan((*plan.rules, *NO_BUCKETS.rules))
+        return replace(plan, rules=(*plan.rules, *NO_BUCKETS.rules))
     labels: dict[str, str] = {}
     for graph in graphs:
         labels = block_labels(graph.problem) | labels
@@ -183,7 +187,8 @@ def with_buckets(
         made = ModuleBuckets(buckets=buckets)
     else:
         made = user_buckets(_entries(chosen_buckets), list(labels))
-    return Plan((*plan.rules, *made.plan([graph.problem for graph in graphs]).rules))
+    rules = made.plan([graph.problem for graph in graphs]).rules
+    return replace(plan, rules=(*plan.rules, *rules))
 
 
 def _entries(path: str) -> list[str]:

@@ -4,7 +4,7 @@ inference.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -25,6 +25,8 @@ from apsched.fx.passes.lists import joint_passes
 from apsched.fx.passes.roles import classify
 from apsched.fx.passes.run_passes import PassList, run_passes
 from apsched.pipeline.result import Result
+from apsched.problem.plan.apply import check_chooses_kept
+from apsched.problem.plan.plan_file import as_plan
 from apsched.torch_compat.compilers import (
     aot_compiled,
     boxed,
@@ -35,7 +37,7 @@ from apsched.torch_compat.compilers import (
     inductor_setting,
     name_parameters,
 )
-from apsched.whole_step.keep_request import AUTO, KeepRequest, keep_request
+from apsched.whole_step.keep_request import AUTO, KeepRequest, keep_request, plan_for
 
 logger = logging.getLogger(__name__)
 
@@ -198,6 +200,9 @@ def backend(
         )
     chosen = Settings.of(settings)
     chosen.check_traced_by_dynamo()
+    if keep_stated is not None:
+        chosen = replace(chosen, plan=plan_for(as_plan(chosen.plan), keep_stated))
+    check_chooses_kept(as_plan(chosen.plan))
     return Backend(
         settings=chosen,
         inductor=inductor,

@@ -65,8 +65,8 @@ def _solved(
     names: Mapping[int, str],
     agreement: GraphAgreement | None,
 ) -> frozenset[str]:
-    """Return what is best kept of two graphs with all gathered again; nothing where no choice
-    fits.
+    """Return what is best kept of two graphs with all gathered again; where no choice fits, what
+    rules of the plan keep.
     """
     progress = progress_of(settings)
     request = replace(settings.solve_request, bitwise_price=False, second_group=False)
@@ -80,5 +80,4 @@ def _solved(
         graph = in_registered_order(graph, settings)
         graphs.append(replace(graph, problem=request.posed(graph.problem)[0]))
     with nullcontext() if agreement is None else agreement.job.working():
-        best = solve_step(Step.of(graphs, request, progress)).best
-    return best.kept if best.fits else frozenset()
+        return solve_step(Step.of(graphs, request, progress)).best.kept

@@ -39,10 +39,10 @@ def answers_along_caps(
 def range_ends_bytes(
     graphs: Sequence[LoadedGraph], request: SolveRequest, progress: Progress
 ) -> tuple[int, int]:
-    """Return the least memory of both graphs with nothing kept, and the peak of the fastest step
-    that is found without a memory cap.
+    """Return the least memory of both graphs with nothing kept but what rules of the plan keep, and
+    the peak of the fastest step that is found without a memory cap.
     """
     step = Step.of(graphs, replace(request, memory_cap=MemoryCap()), progress)
     peak_bytes = solve_step(step).best.peak_bytes
-    again = step.solve(Choice())
+    again = step.solve(step.always)
     return max(result.answer.floor_memory_bytes for result in again.results), peak_bytes

@@ -6,11 +6,12 @@ that fits all of its name.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
 from apsched.errors import InputError
+from apsched.problem.plan.rules import Plan
 from apsched.whole_step.choices import ALL, NONE, Choice
 
 AUTO = "auto"
@@ -89,6 +90,11 @@ def keep_request(
             f"{label}: expected auto, none, all, a file or names of parameters; found {stated!r}"
         )
     return KeepRequest(mode="names", entries=_checked(tuple(stated), label))
+
+
+def plan_for(plan: Plan, request: KeepRequest) -> Plan:
+    """Return ``plan`` for a solve that keeps what ``request`` says."""
+    return replace(plan, chooses_kept=request.mode == AUTO)
 
 
 def kept_file(kept: Choice) -> bytes:

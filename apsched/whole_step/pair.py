@@ -16,6 +16,7 @@ from apsched.progress import Progress
 from apsched.solver.bounds.whole_step import seam_bytes
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice, Parameter
+from apsched.whole_step.rules import by_rules
 
 if TYPE_CHECKING:
     from apsched.capture.captured import CapturedGraph
@@ -61,7 +62,11 @@ class Step:
     progress: Progress
     cap_bytes: tuple[int | None, int | None]
     """Of forward and of backward, as they are with every parameter gathered again."""
-    parameters: tuple[Parameter, ...]
+    always: Choice
+    """Parameters that a rule of the plan keeps."""
+    never: Choice
+    """Parameters that a rule of the plan has gathered again."""
+    parameters: tuple[Parameter, ...] = ()
     solved: dict[Choice, SolvedChoice] = field(default_factory=dict)
     """Choices that were solved already."""
     made: dict[Choice, Graphs] = field(default_factory=dict)
@@ -76,13 +81,31 @@ class Step:
         stated = [cap for cap in caps if cap is not None]
         if request.memory_cap is not None and stated:  # one for both, also above a floor
             caps = [max(stated)] * 2
-        return cls(
+        always, never = by_rules(request.plan, [p.name for p in parameters_of(graphs)])
+        step = cls(
             graphs=graphs,
             request=request,
             progress=progress,
             cap_bytes=(caps[0], caps[1]),
-            parameters=parameters_of(graphs),
+            always=always,
+            never=never,
         )
+        return replace(step, parameters=parameters_of(graphs, step.least[1].problem))
+
+    @property
+    def least(self) -> Graphs:
+        """The graphs with only those parameters kept that a rule keeps."""
+        return self.under(self.always)
+
+    @property
+    def undecided(self) -> tuple[Parameter, ...]:
+        """The parameters that no rule decides on."""
+        return tuple(p for p in self.parameters if p.name not in self.always | self.never)
+
+    @property
+    def most(self) -> Choice:
+        """All parameters but those that a rule has gathered again."""
+        return Choice(p.name for p in self.parameters) - self.never
 
     @property
     def caps(self) -> tuple[Caps, Caps]:
@@ -94,10 +117,11 @@ class Step:
 
     @property
     def free_bytes(self) -> int | None:
-        """Bytes that are left for kept parameters between forward and backward; ``None`` without a
-        memory cap.
+        """Bytes that are left for kept parameters between forward and backward, beside those that
+        a rule keeps; ``None`` without a memory cap.
         """
-        seams = seam_bytes(*(graph.problem for graph in self.graphs))
+        forward, backward = seam_bytes(*(graph.problem for graph in self.least))
+        seams = forward, backward + self.beside_bytes(self.always)
         left = [
             cap - seam for cap, seam in zip(self.cap_bytes, seams, strict=True) if cap is not None
         ]
@@ -162,14 +186,17 @@ def pair_of(graphs: Iterable[LoadedGraph], label: str = "keep") -> Graphs:
     return graphs[0], graphs[1]
 
 
-def parameters_of(graphs: Graphs) -> tuple[Parameter, ...]:
-    """Return the parameters that both graphs gather."""
+def parameters_of(graphs: Graphs, backward: Problem | None = None) -> tuple[Parameter, ...]:
+    """Return the parameters that both graphs gather; ``backward`` is the problem whose collectives
+    they name, by default that of ``graphs``.
+    """
     from apsched.capture.keep import keepable  # torch, which graph files do without
 
-    forward, backward = (graph.captured for graph in graphs)
-    assert forward is not None
-    assert backward is not None
-    return tuple(_parameter(k, graphs[1].problem) for k in keepable(forward, backward))
+    first, second = (graph.captured for graph in graphs)
+    assert first is not None
+    assert second is not None
+    problem = graphs[1].problem if backward is None else backward
+    return tuple(_parameter(found, problem) for found in keepable(first, second))
 
 
 def with_kept(graphs: Graphs, kept: Choice) -> Graphs:

@@ -46,6 +46,8 @@ class StepAnswer:
     """Gathered in both graphs: kept or gathered again."""
     cap_bytes: int | None
     """The lower of both graphs."""
+    num_by_rule: int = 0
+    """Parameters that a rule of the plan decides on."""
 
     @property
     def gap(self) -> float:
@@ -104,11 +106,11 @@ def search_choices(step: Step, bounds: Sequence[StepBound]) -> StepAnswer:
     """As :func:`solve_step`; of ``bounds`` the least holds. It is not checked."""
     search = _Search(step, bounds)
     baselines = {
-        name: step.solve(kept)
-        for name, kept in named_choices(step.parameters).items()
+        name: step.solve(kept | step.always)
+        for name, kept in named_choices(step.undecided).items()
         if name == NONE or search.may_fit(kept)
     }
-    if len(step.parameters) <= _FEW:
+    if len(step.undecided) <= _FEW:
         search.look(search.every_choice())
     else:
         search.along_order()
@@ -120,6 +122,7 @@ def search_choices(step: Step, bounds: Sequence[StepBound]) -> StepAnswer:
         baselines=baselines,
         tried=tuple(step.solved.values()),
         num_parameters=len(step.parameters),
+        num_by_rule=len(step.parameters) - len(step.undecided),
         cap_bytes=min((cap for cap in step.cap_bytes if cap is not None), default=None),
     )
 
@@ -129,15 +132,19 @@ class _Search:
 
     def __init__(self, step: Step, bounds: Sequence[StepBound]) -> None:
         self._step, self._bounds = step, bounds
-        self._index = {p.name: k for k, p in enumerate(step.parameters)}
-        self._order = [name for unit in units(step.parameters) for name in unit]
+        self._index = {p.name: k for k, p in enumerate(step.undecided)}
+        self._order = [name for unit in units(step.undecided) for name in unit]
         self.bound = _least_bound(bounds)
         self._enough = self.bound.ticks * (1 + step.request.options.time_slack / 2)
 
     def may_fit(self, kept: Choice) -> bool:
         """Return whether memory between forward and backward may hold the parameters ``kept``."""
-        items = [self._index[name] for name in kept]
+        items = self._items(kept)
         return any(bound.may_fit(items) for bound in self._bounds)
+
+    def _items(self, kept: Choice) -> list[int]:
+        """Return those of ``kept`` that no rule decides on, as bounds number them."""
+        return [self._index[name] for name in kept if name in self._index]
 
     def look(self, choices: Iterable[Choice]) -> None:
         """Solve those of ``choices`` that may be the fastest, until the bound is near."""
@@ -148,7 +155,7 @@ class _Search:
         """Return the step time of a choice; never, where it cannot be the fastest."""
         step = self._step
         if kept not in step.solved:
-            items = [self._index[name] for name in kept]
+            items = self._items(kept)
             best = _best_ticks(step)
             if (
                 best <= self._enough
@@ -161,20 +168,21 @@ class _Search:
     def every_choice(self) -> Iterator[Choice]:
         """Yield all choices."""
         for count in range(len(self._order) + 1):
-            yield from map(Choice, combinations(self._order, count))
+            for names in combinations(self._order, count):
+                yield self._step.always.union(names)
 
     def along_order(self) -> None:
         """Solve prefixes of the order in which keeping pays: some all over it, then around the
         best, between units first and inside of one at last.
         """
         ends = [0]
-        for unit in units(self._step.parameters):
+        for unit in units(self._step.undecided):
             ends.append(ends[-1] + len(unit))
         known: dict[int, float] = {}
 
         def look(at: Iterable[int]) -> None:
             for k in sorted(set(at) - known.keys()):
-                known[k] = self._ticks_of(Choice(self._order[:k]))
+                known[k] = self._ticks_of(self._step.always.union(self._order[:k]))
 
         last = len(ends) - 1
         look(ends[round(last * k / _FIRST)] for k in range(_FIRST + 1))
@@ -191,9 +199,10 @@ class _Search:
         in which keeping pays and the largest first; and the largest alone.
         """
         best = min(self._step.solved.values(), key=_ticks).kept
-        size = {p.name: p.size_bytes for p in self._step.parameters}
+        size = {p.name: p.size_bytes for p in self._step.undecided}
         largest = sorted(self._order, key=lambda name: -size[name])
-        for start, names in ((best, self._order), (best, largest), (Choice(), largest)):
+        least = self._step.always
+        for start, names in ((best, self._order), (best, largest), (least, largest)):
             kept = start
             for name in names:
                 if self.may_fit(kept | {name}):
@@ -245,11 +254,11 @@ Prices = tuple[dict[str, int], dict[str, int]]
 
 
 def _least_prices(step: Step) -> Prices:
-    """Return the lowest price of each node under the choices whose graphs are made: with nothing
-    kept, with all kept, and those that were solved.
+    """Return the lowest price of each node under the choices whose graphs are made: with the least
+    kept, with the most kept, and those that were solved.
     """
-    every = Choice(p.name for p in step.parameters)
-    pairs = [step.graphs, step.under(every), *(solved.graphs for solved in step.solved.values())]
+    made = (solved.graphs for solved in step.solved.values())
+    pairs = [step.least, step.under(step.most), *made]
     forward, backward = (least_prices(pair[k].problem for pair in pairs) for k in (0, 1))
     return forward, backward
 
@@ -262,10 +271,10 @@ def _bounds(step: Step, prices: Prices) -> list[StepBound]:
     """Return bounds on the step, of which the least holds: one for each way to place gathers on
     groups.
     """
-    again = [graph.problem for graph in step.graphs]
-    kept = [graph.problem for graph in step.under(Choice(p.name for p in step.parameters))]
+    again = [graph.problem for graph in step.least]
+    kept = [graph.problem for graph in step.under(step.most)]
     forward = with_prices(again[0], prices[0])
-    items = [KeptItem(collectives=p.gathers, kept_bytes=p.size_bytes) for p in step.parameters]
+    items = [KeptItem(collectives=p.gathers, kept_bytes=p.size_bytes) for p in step.undecided]
     ways = {False, step.request.second_group}
     ticks = min(graph_bound(_grouped(forward, way), step.caps[0]) for way in ways)
     return [

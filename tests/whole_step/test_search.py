@@ -163,6 +163,11 @@ class MadeUpStep:
     room: int
     request: SolveRequest = field(default_factory=SolveRequest)
     solved: dict[Choice, Made] = field(default_factory=dict)
+    always: Choice = Choice()
+
+    @property
+    def undecided(self) -> tuple[Parameter, ...]:
+        return self.parameters
 
     @property
     def cap_bytes(self) -> tuple[int, int]:

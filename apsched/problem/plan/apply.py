@@ -159,9 +159,12 @@ def impose(demanded: Demands) -> Problem:
 
 def check_matches(problems: Sequence[Problem], plan: Plan) -> None:
     """Raise ``InputError`` for a rule that matches nothing in any of ``problems``, with the nearest
-    names.
+    names; rules about what is kept are checked as what is kept is chosen.
     """
+    check_chooses_kept(plan)
     for i, rule in enumerate(plan.rules):
+        if rule.keep is not None:
+            continue
         in_direction = [
             p
             for p in problems
@@ -174,10 +177,22 @@ def check_matches(problems: Sequence[Problem], plan: Plan) -> None:
             )
 
 
+def check_chooses_kept(plan: Plan) -> None:
+    """Raise ``InputError`` for a rule about what is kept where that is not chosen."""
+    for i, rule in enumerate(plan.rules):
+        if rule.keep is not None and not plan.chooses_kept:
+            raise InputError(
+                f"rule {i + 1} ({rule}): expected a solve of forward and backward that chooses what"
+                ' is kept; state --keep auto (keep="auto" in Python), or drop the rule'
+            )
+
+
 def matches(problem: Problem, rule: Rule) -> dict[int, re.Match[str]]:
     """Return the collectives that ``rule`` is about, with what their names matched."""
     pattern = re.compile(rule.match)
-    found = {}
+    found: dict[int, re.Match[str]] = {}
+    if rule.keep is not None:  # it is about parameters
+        return found
     for c, collective in enumerate(problem.collectives):
         direction = direction_named(problem.name) or collective.direction
         if collective.on_path or not collective.module or rule.direction not in (None, direction):

@@ -14,6 +14,8 @@ them::
         launched right before that module begins
     Rule(match=r"tok_embeddings\.weight", pin=True)
         start and wait stay where they were captured
+    Rule(match=r"layers\.31\..*", keep=True)
+        these parameters stay gathered from forward to backward
 
 ``apsched.problem.plan.plan_file`` reads them from a file, ``apsched.problem.plan.apply`` applies
 them to a problem. What no rule says, the solver decides.
@@ -61,6 +63,10 @@ class Rule:
     (``\1`` is what ``match`` captured), or before the first compute node of that rank or a later
     one.
     """
+    keep: bool | None = None
+    """``True``: parameters that match are kept from forward to backward; ``False``: they are
+    gathered again. Of the whole step: in a rule of its own, without ``kind`` and ``direction``.
+    """
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -77,8 +83,17 @@ class Rule:
             )
         demanded = [name for name in ("forbid", "group", "pin") if getattr(self, name)]
         timed = [name for name in ("prefetch", "start") if getattr(self, name) is not None]
-        if not demanded and not timed:
-            raise self._wrong("it asks for nothing; say forbid, group, pin, prefetch or start")
+        if self.keep is not None:
+            others = [*demanded, *timed, *(n for n in ("kind", "direction") if getattr(self, n))]
+            if others:
+                raise self._wrong(
+                    f"keep is about the whole step, found {' and '.join(others)}, too; state two"
+                    " rules"
+                )
+        elif not demanded and not timed:
+            raise self._wrong(
+                "it asks for nothing; say forbid, group, pin, prefetch, start or keep"
+            )
         if len(demanded) > 1 or len(timed) > 1 or (self.pin and timed):
             raise self._wrong(f"{' and '.join([*demanded, *timed])} contradict each other")
         if not self.group and (self.by or self.closed):
@@ -96,6 +111,8 @@ class Rule:
             if not isinstance(getattr(self, name), of):
                 expected = {str: "a text", bool: "true or false"}[of]
                 raise InputError(f"{name}: expected {expected}, found {getattr(self, name)!r}")
+        if not isinstance(self.keep, bool | None):
+            raise self._wrong(f"keep: expected true or false, found {self.keep!r}")
         if (
             isinstance(self.prefetch, bool)
             or not isinstance(self.prefetch, int | None)
@@ -159,6 +176,8 @@ class Rule:
             yield f"prefetch {self.prefetch}"
         if self.start is not None:
             yield f"start '{self.start}'"
+        if self.keep is not None:
+            yield "keep" if self.keep else "gather again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +185,8 @@ class Plan:
     """The rules of a plan, in their order."""
 
     rules: tuple[Rule, ...] = ()
+    chooses_kept: bool = False
+    """Whether it is for a solve that chooses what is kept: others refuse rules about that."""
 
 
 def digest(rules: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ def keep_json(answer: StepAnswer) -> dict[str, Any]:
     return {
         "kept": sorted(best.kept),
         "num_parameters": answer.num_parameters,
+        "num_by_rule": answer.num_by_rule,
         **_figures(best),
         "bound_us": ticks_to_us(answer.bound.ticks),
         "bound_source": answer.bound.source,
@@ -74,13 +75,14 @@ def kept_lines(answer: StepAnswer) -> tuple[str, ...]:
     if not best.fits:
         return ("step: no choice fits the memory cap",)
     again = answer.num_parameters - len(best.kept)
+    by_rule = f" ({answer.num_by_rule} as rules of the plan say)" if answer.num_by_rule else ""
     return (
         f"step: {show_us(ticks_to_us(best.step_ticks))}, bound"
         f" {show_us(ticks_to_us(answer.bound.ticks))} ({answer.bound.source}), gap"
         f" {100 * answer.gap:.3f} %; peak {show_bytes(best.peak_bytes)}, cap"
         f" {show_bytes(answer.cap_bytes)}",
         f"  kept from forward to backward: {len(best.kept)} of {answer.num_parameters} parameters,"
-        f" {show_bytes(best.kept_bytes)}; {again} gathered again",
+        f" {show_bytes(best.kept_bytes)}; {again} gathered again{by_rule}",
         "  memory against step time, of the choices solved: "
         + "; ".join(
             f"{show_bytes(choice.peak_bytes)} {show_us(ticks_to_us(choice.step_ticks))}"

@@ -64,7 +64,7 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
             "[[rule]]\nmatch = 'a'",
             (
                 r"p: rule 1: match 'a': nothing: it asks for nothing; say forbid, group, pin,"
-                r" prefetch or start"
+                r" prefetch, start or keep"
             ),
         ),
         (
@@ -91,6 +91,11 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
         (
             "[[rule]]\nmatch = 'a'\nprefetch = -1",
             r"prefetch: expected a whole number >= 0, found -1",
+        ),
+        ("[[rule]]\nmatch = 'a'\nkeep = 1", r"keep: expected true or false, found 1"),
+        (
+            "[[rule]]\nmatch = 'a'\nkeep = true\npin = true\nkind = 'all_gather'",
+            r"keep is about the whole step, found pin and kind, too; state two rules",
         ),
         ("[[rule]]\nmatch = 'a'\nforbid = 1", r"forbid: expected true or false, found 1"),
         (

@@ -1,0 +1,52 @@
+"""What the rules of a plan say about parameters: kept from forward to backward, or gathered
+again.
+"""
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from apsched.errors import InputError
+from apsched.problem.plan.rules import Plan
+from apsched.whole_step.choices import Choice
+
+_NEAREST = 3
+
+
+def by_rules(plan: Plan, names: Sequence[str]) -> tuple[Choice, Choice]:
+    """Return those of the parameters ``names`` that ``plan`` keeps, and those that it has gathered
+    again.
+
+    ``InputError`` for a rule that matches none of them, and for two that contradict each other.
+    """
+    found: dict[str, int] = {}
+    for i, rule in enumerate(plan.rules):
+        if rule.keep is None:
+            continue
+        matched = [name for name in names if re.fullmatch(rule.match, name)]
+        if not matched:
+            raise InputError(
+                f"{_text(plan, i)} matches no parameter that forward and backward both gather:"
+                f" {_hint(rule.match, names)}"
+            )
+        for name in matched:
+            other = found.setdefault(name, i)
+            if plan.rules[other].keep != rule.keep:
+                raise InputError(
+                    f"{_text(plan, other)} and {_text(plan, i)}: {name} cannot be kept and gathered"
+                    " again; narrow match"
+                )
+    kept = Choice(name for name, i in found.items() if plan.rules[i].keep)
+    return kept, Choice(found) - kept
+
+
+def _text(plan: Plan, i: int) -> str:
+    return f"rule {i + 1} ({plan.rules[i]})"
+
+
+def _hint(pattern: str, names: Sequence[str]) -> str:
+    if not names:
+        return "there are none"
+    plain = re.sub(r"\\(.)", r"\1", pattern)
+    near = get_close_matches(plain, names, n=_NEAREST, cutoff=0.3) or names[:_NEAREST]
+    return f"the nearest names are {', '.join(near)}"
