@@ -16,6 +16,8 @@ from apsched.pipeline.solve_graph import SolveRequest, under_plan
 from apsched.problem.plan.rules import Plan, Rule
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
+from apsched.solver.bounds.whole_step import seam_bytes
+from apsched.whole_step import search
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.pair import Step
 from apsched.whole_step.rules import by_rules
@@ -69,8 +71,13 @@ def test_memory_that_rules_take_is_not_free() -> None:
     floor = max(r.answer.floor_memory_bytes for r in step.solve(step.always).results)
     floor += step.beside_bytes(step.always)
     names = [WEIGHTS[0], WEIGHTS[2]]
+    (bound,) = search._bounds(step, search._least_prices(step))
+    for _, _, saved in bound.rows:  # collectives are those of backward with that weight kept
+        assert min(saved) > 0
     for room in (0, whole[WEIGHTS[0]], 4 * sum(whole.values())):
         tight = replace(step, cap_bytes=(floor + room,) * 2, solved={})
+        given = seam_bytes(*(graph.problem for graph in step.least))[1]
+        assert (tight.free_bytes or 0) <= floor + room - given - step.beside_bytes(step.always)
         answer = solve_step(tight)
         solved = [tight.solve(kept | step.always) for kept in every_choice(names)]
         least = min(s.step_ticks for s in solved if s.fits)

@@ -163,7 +163,7 @@ class MadeUpStep:
     room: int
     request: SolveRequest = field(default_factory=SolveRequest)
     solved: dict[Choice, Made] = field(default_factory=dict)
-    always: Choice = Choice()
+    always: Choice = field(default_factory=Choice)
 
     @property
     def undecided(self) -> tuple[Parameter, ...]:
