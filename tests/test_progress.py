@@ -71,6 +71,7 @@ def test_the_stage_outside_goes_on_after_one_inside(monkeypatch: pytest.MonkeyPa
     assert "two" in outer.getvalue()
 
 
+@pytest.mark.alone
 def test_the_budget_is_shown_in_seconds_at_the_pace_of_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

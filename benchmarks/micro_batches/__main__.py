@@ -49,7 +49,7 @@ CASES = {
     "llama12": Case(model="llama3-8b", mesh="fsdp=8,tp=8", seq_len=8192, num_layers=12),
     "llama": Case(model="llama3-8b", mesh="fsdp=8,tp=8", seq_len=8192, num_layers=None),
     "deepseek8": Case(model="deepseek-v3-16b", mesh="fsdp=64,ep=8", seq_len=4096, num_layers=8),
-    "deepseek": Case(model="deepseek-v3-16b", mesh="fsdp=64,ep=8", seq_len=8192, num_layers=None),
+    "deepseek": Case(model="deepseek-v3-16b", mesh="fsdp=64,ep=8", seq_len=4096, num_layers=None),
 }
 SMOKE = Case(model="llama3-debug", mesh="fsdp=2,tp=2", seq_len=4096, num_layers=1)
 
