@@ -27,7 +27,7 @@ def begin_to_compile(progress: Progress) -> None:
     missing = [part for part in missing_parts() if part not in _RUNNING]
     if not missing:
         return
-    progress.note("the solver's inner loops are compiled in the background, once in this environment")
+    progress.note("the solver's inner loops are compiled in the background, this once")
     atexit.register(stop_compiling)
     for part in missing:
         nice = 0 if part == SEARCH else 5  # other parts are needed by few solves

@@ -42,7 +42,7 @@ def test_a_process_leaves_its_machine_code_on_disk(
     compile_ahead.wait_until_compiled(progress, with_orders=True)
     assert [*tmp_path.rglob("bucket_prices.num_at_most-*.nbi")]
     began, waits, *_ = stream.getvalue().splitlines()
-    assert began == "the solver's inner loops are compiled in the background, once in this environment"
+    assert began == "the solver's inner loops are compiled in the background, this once"
     assert waits == "compile the solver's inner loops ..."
 
 
