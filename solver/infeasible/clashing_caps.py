@@ -156,11 +156,9 @@ def relaxations(
     """
     result = []
     for name in dict.fromkeys(name for clash in found for name in clash):
-        lifted = tuple(
-            dict.fromkeys(other for clash in found if name not in clash for other in clash)
-        )
+        lifted, gives_way = _lifted(found, name)
         others = replace(caps, **dict.fromkeys(lifted))
-        bound = getattr(caps, name) + 1 if proven else 0
+        bound = getattr(caps, name) + 1 if proven and gives_way else 0
         if name == "memory_cap_bytes":
             least: int | None
             least, floor_bound = least_memory(oracle.problem, others, options)
@@ -175,6 +173,21 @@ def relaxations(
             )
         )
     return tuple(result)
+
+
+def _lifted(found: tuple[Clash, ...], name: str) -> tuple[tuple[str, ...], bool]:
+    """Return the caps that are lifted to see how far cap ``name`` has to give way, so that no clash
+    without it is left; and whether one with it is left, so that it has to give way at all.
+
+    Of each clash without it, the caps are lifted that it does not clash with, if there are any.
+    """
+    own = [set(clash) for clash in found if name in clash]
+    near = set[str]().union(*own)
+    lifted: dict[str, None] = {}
+    for clash in found:
+        if name not in clash:
+            lifted |= dict.fromkeys([other for other in clash if other not in near] or clash)
+    return tuple(lifted), any(clash.isdisjoint(lifted) for clash in own)
 
 
 def _bisect(oracle: FeasibilityOracle, caps: Caps, name: str, bound: int) -> tuple[int | None, int]:
