@@ -36,6 +36,20 @@ def answers_along_caps(
         made.update(step.made)
 
 
+def frontier(
+    graphs: Sequence[LoadedGraph], request: SolveRequest, count: int, progress: Progress
+) -> tuple[StepAnswer, ...]:
+    """Return the answers for the step under ``count`` memory caps, evenly spaced from its least
+    memory to the peak of the fastest step; equal caps once.
+
+    ``graphs`` are under the plan of ``request`` already.
+    """
+    low, high = range_ends_bytes(graphs, request, progress)
+    sizes = {low + (max(high, low) - low) * k // (count - 1) for k in range(count)}
+    caps = [MemoryCap(size_bytes=size) for size in sorted(sizes)]
+    return tuple(answers_along_caps(graphs, request, caps, progress))
+
+
 def range_ends_bytes(
     graphs: Sequence[LoadedGraph], request: SolveRequest, progress: Progress
 ) -> tuple[int, int]:

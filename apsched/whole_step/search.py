@@ -46,6 +46,8 @@ class StepAnswer:
     """Gathered in both graphs: kept or gathered again."""
     cap_bytes: int | None
     """The lower of both graphs."""
+    names: tuple[str, ...] = ()
+    """Names of these parameters."""
     num_by_rule: int = 0
     """Parameters that a rule of the plan decides on."""
 
@@ -82,6 +84,7 @@ def solve_choice(step: Step, request: KeepRequest, label: str = "--keep") -> Ste
         baselines={},
         tried=(best,),
         num_parameters=len(step.parameters),
+        names=tuple(p.name for p in step.parameters),
         cap_bytes=min((cap for cap in step.cap_bytes if cap is not None), default=None),
     )
 
@@ -122,6 +125,7 @@ def search_choices(step: Step, bounds: Sequence[StepBound]) -> StepAnswer:
         baselines=baselines,
         tried=tuple(step.solved.values()),
         num_parameters=len(step.parameters),
+        names=tuple(p.name for p in step.parameters),
         num_by_rule=len(step.parameters) - len(step.undecided),
         cap_bytes=min((cap for cap in step.cap_bytes if cap is not None), default=None),
     )

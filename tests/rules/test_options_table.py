@@ -69,7 +69,7 @@ def test_every_flag_of_a_solve_is_in_the_table() -> None:
         if isinstance(action, argparse._SubParsersAction)
     )
     flags = {flag for action in verbs.choices["solve"]._actions for flag in action.option_strings}
-    own = {"-h", "--help", "-o", "--out", "--json", "--metrics", "--no-inductor"}
+    own = {"-h", "--help", "-o", "--out", "--json", "--metrics", "--frontier", "--no-inductor"}
     assert flags - own == {option.flag for option in OPTIONS}
 
 

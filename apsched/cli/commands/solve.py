@@ -7,6 +7,7 @@ from apsched.cli.arguments import (
     add_groups,
     add_inductor,
     add_json,
+    add_option,
     add_out,
     add_source,
     add_verb,
@@ -46,6 +47,13 @@ def add_parser(verbs: Any) -> None:
             " kind"
         ),
     )
+    add_option(
+        parser,
+        "--frontier",
+        "N",
+        "with --keep auto: also solve the step under N memory caps, from its least memory to the"
+        " peak of the fastest, and print memory, step time and what is kept",
+    )
     add_out(
         parser,
         "DIR",
@@ -70,9 +78,15 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.pipeline.steps import with_torch_schedulers
     from apsched.pipeline.what_fits import what_fits
     from apsched.progress import Progress
-    from apsched.report.answer.whole_step import keep_json, print_kept
+    from apsched.report.answer.whole_step import (
+        frontier_json,
+        keep_json,
+        print_frontier,
+        print_kept,
+    )
     from apsched.report.summary import print_solved, report_json
     from apsched.report.table import print_json
+    from apsched.whole_step.along_caps import frontier
     from apsched.whole_step.keep_request import (
         KEPT_FILE,
         keep_request,
@@ -84,6 +98,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     where = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
     keep, kept = kept_in_joint_graph(keep_request(args.keep), where[-1])
+    num_caps = _num_caps(args, keep.mode)
     check_writable(out_dir(args, "."))
     progress = Progress()
     begin_to_compile(progress)
@@ -93,7 +108,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         graphs = under_plan(source.graphs, request)
         target = out_dir(args, source.slug)
         check_writable(target)
-        graphs, results, step = solve_graphs(graphs, request, keep, progress)
+        again = graphs
+        graphs, results, step = solve_graphs(again, request, keep, progress)
         if any(result.best is None for result in results):
             opened.close()  # its process groups end, before others are captured
             refuse_infeasible(
@@ -108,6 +124,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             results = [
                 with_torch_schedulers(*pair, progress) for pair in zip(graphs, results, strict=True)
             ]
+        along = frontier(again, request, num_caps, progress) if num_caps else ()
         files: dict[str, bytes] = {}
         lost: list[ApschedError] = []
         for k, graph in enumerate(graphs):
@@ -115,6 +132,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     report = report_json(args.source, source.cluster, results, stated_options(vars(args)))
     if step is not None:
         report["keep"] = keep_json(step)
+        if along:
+            report["keep"]["along_caps"] = frontier_json(along)
         files[KEPT_FILE] = kept_file(step.best.kept)
     files["result.json"] = (json.dumps(report, indent=1) + "\n").encode()
     written, unwritten = write_or_rescue(target, files)
@@ -123,6 +142,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     else:
         if step is not None:
             print_kept(step, stdout)
+        if along:
+            print_frontier(along, stdout)
         rewritten = all(graph.captured is not None for graph in graphs)
         print_solved(
             results,
@@ -138,3 +159,19 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         untrue = not unwritten and all(isinstance(error, RoundTripError) for error in lost)
         kind = RoundTripError if untrue else ApschedError
         raise kind("; ".join(wrong)) from (lost[0] if lost else None)
+
+
+def _num_caps(args: argparse.Namespace, keep: str) -> int:
+    """Return the number of memory caps of ``--frontier``; 0 where it is left out."""
+    from apsched.errors import InputError
+    from apsched.quantities import parse_count
+    from apsched.whole_step.keep_request import AUTO
+
+    if args.frontier is None:
+        return 0
+    if keep != AUTO:
+        raise InputError(
+            "--frontier: it goes with --keep auto; for each graph alone use `apsched study` with"
+            f" --vary memory_cap=floor..none:{args.frontier}"
+        )
+    return parse_count(args.frontier, "--frontier", least=2)

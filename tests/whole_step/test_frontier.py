@@ -1,0 +1,64 @@
+"""Memory against step time along caps, with what is kept at each."""
+
+import io
+
+import pytest
+
+from apsched.cli.main import main
+from apsched.config import Caps, SolveOptions
+from apsched.pipeline.solve_graph import SolveRequest
+from apsched.progress import Progress
+from apsched.report.answer.whole_step import frontier_json, kept_in_words, print_frontier
+from apsched.whole_step.along_caps import frontier
+from tests.helpers.graphs.sharded_layers import FlatPrices, captured_layers, loaded_layers
+
+NAMES = [*(f"layers.{k}.{w}" for k in range(12) for w in "ab"), "norm.w", "output.w"]
+
+
+def test_more_memory_is_never_slower_and_every_cap_is_kept() -> None:
+    graphs = loaded_layers(captured_layers((32, 64, 128)), FlatPrices(bytes_per_us=150.0))
+    request = SolveRequest(caps=Caps(), options=SolveOptions(time_slack=0.0, budget=0.0))
+    found = frontier(graphs, request, 3, Progress(quiet=True))
+    assert [answer.best.fits for answer in found] == [True] * 3
+    caps = [answer.cap_bytes or 0 for answer in found]
+    assert caps == sorted(set(caps))
+    assert all(a.best.peak_bytes <= cap for a, cap in zip(found, caps, strict=True))
+    times = [answer.best.step_ticks for answer in found]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > times[-1]
+    assert not found[0].best.kept
+    assert found[-1].best.kept == set(found[-1].names)
+    says = frontier_json(found)
+    assert [one["memory_cap_bytes"] for one in says] == caps
+    assert all(one["bound_us"] <= one["step_time_us"] for one in says)
+    assert says[-1]["kept"] == ["weights.0", "weights.1"]
+    out = io.StringIO()
+    print_frontier(found, out)
+    head, *rows = out.getvalue().rstrip().splitlines()
+    assert head.split()[-3:] == ["what", "is", "kept"]
+    assert [row.split()[-1] for row in rows] == ["nothing", rows[1].split()[-1], "weights.0-1"]
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ([], "nothing"),
+        (NAMES, "layers.0-11, norm, output"),
+        (["layers.2.a", "layers.9.a", "layers.10.a"], "parts of layers.2, layers.9-10"),
+        (
+            ["layers.11.a", "layers.11.b", "norm.w", "layers.0.b"],
+            "layers.11, norm; parts of",
+        ),
+    ],
+)
+def test_what_is_kept_in_words(kept: list[str], words: str) -> None:
+    assert kept_in_words(kept, NAMES).startswith(words)
+
+
+def test_a_frontier_needs_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    for asked, message in (
+        (["--frontier", "4"], "--frontier: it goes with --keep auto; for each graph alone use"),
+        (["--keep", "auto", "--frontier", "1"], "--frontier: expected a whole number from 2"),
+    ):
+        assert main(["solve", "llama3-debug", *asked]) == 2
+        assert message in capsys.readouterr().err
