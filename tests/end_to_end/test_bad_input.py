@@ -287,7 +287,7 @@ OPTIONS: dict[str, tuple[Case, str]] = {
     ),
     "an unknown direction": (
         _option("--direction", "sideways"),
-        "--direction: expected forward, backward or both",
+        "--direction: expected forward, backward, both or joint",
     ),
     "a direction that is not there": (
         _option("--direction", "backward"),

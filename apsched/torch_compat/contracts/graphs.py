@@ -125,6 +125,15 @@ def _is_torch_function() -> None:
     )
 
 
+@contract("solved")
+def _solved() -> None:
+    env = ShapeEnv()
+    first, second, third = (env.create_unbacked_symint() for _ in range(3))
+    found = sizes.solved([(first, 3), (2 * second, 10), (second + third, 12)])
+    names = [str(size) for size in (first, second, third)]
+    expect(found == dict(zip(names, (3, 5, 7), strict=True)), "sizes follow from those seen")
+
+
 @contract("watched")
 def _watched() -> None:
     from torch._subclasses import FakeTensorMode
