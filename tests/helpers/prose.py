@@ -61,8 +61,9 @@ def _stated() -> dict[str, Any]:
 
 
 def pages() -> tuple[Path, ...]:
-    """Return the pages: README, CONTRIBUTING, ``docs/`` and notebooks."""
-    tops = (path for name in ("README.md", "CONTRIBUTING.md") if (path := ROOT / name).is_file())
+    """Return the pages: README, CONTRIBUTING, CHANGELOG, ``docs/`` and notebooks."""
+    names = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    tops = (path for name in names if (path := ROOT / name).is_file())
     docs, notebooks = (ROOT / "docs").glob("*.md"), (ROOT / "notebooks").glob("*.ipynb")
     pending = _stated()["pending"]
     return tuple(
