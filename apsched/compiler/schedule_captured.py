@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+import apsched.report.answer.shown  # noqa: F401, so that results show themselves
 from apsched.artifacts.schedule_file import bind_schedule
 from apsched.capture.captured import CapturedGraph
 from apsched.compiler.ranks.agreement import GraphAgreement

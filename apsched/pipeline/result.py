@@ -1,8 +1,8 @@
 """The result for one graph: the schedule, its certificate, and the outcome of its check."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from apsched.config import Caps
 from apsched.pipeline.assumptions import Assumptions
@@ -37,8 +37,27 @@ class BitwisePrice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Views:
+    """What a result looks like: the layer of reports (:mod:`apsched.report.answer.shown`) gives
+    these functions to :class:`Result`, which does not know that layer.
+    """
+
+    three_lines: Callable[["Result"], tuple[str, str, str]]
+    """Step time and bound, memory and launches, and the best baseline that fits."""
+    summary_text: Callable[["Result"], str]
+    """The summary of a graph and its details."""
+    as_html: Callable[["Result"], str]
+    """The three lines and the timeline."""
+    frame_of: Callable[["Result", str], "DataFrame"]
+    """A table of the schedule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """One graph with the answer to it. ``best`` is ``None`` where no schedule keeps the caps."""
+
+    views: ClassVar[Views]
+    """Set by :mod:`apsched.report.answer.shown`; surfaces that return results import it."""
 
     cluster: str
     """Name of the cluster whose costs were used; empty for a cost model of the user's own."""
@@ -84,30 +103,22 @@ class Result:
 
     def __repr__(self) -> str:
         """Three lines: step time and bound, memory, the best baseline."""
-        from apsched.report.answer.shown import three_lines
-
-        return "\n".join(three_lines(self))
+        return "\n".join(self.views.three_lines(self))
 
     def _repr_html_(self) -> str:
         """The three lines and the timeline, for notebooks."""
-        from apsched.report.answer.shown import as_html
-
-        return as_html(self)
+        return self.views.as_html(self)
 
     def summary(self) -> str:
         """Return what ``apsched solve`` prints about this graph."""
-        from apsched.report.answer.shown import summary_text
-
-        return summary_text(self)
+        return self.views.summary_text(self)
 
     def to_frame(self, what: str = "schedule") -> "DataFrame":
         """Return one row for each step of the ``"schedule"`` (with its memory), or for each of its
         ``"launches"``, as a pandas DataFrame (extra ``apsched[pandas]``); the columns name their
         units. ``InputError`` where there is no schedule, no pandas or no such table.
         """
-        from apsched.report.answer.frames import frame_of
-
-        return frame_of(self, what)
+        return self.views.frame_of(self, what)
 
     @property
     def beaten_by(self) -> tuple[Score, ...]:

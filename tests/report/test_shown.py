@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+import apsched.report.answer.shown  # noqa: F401, so that results show themselves
 from apsched.config import Caps
 from apsched.errors import InputError
 from apsched.pipeline.result import Result, result_of

@@ -5,8 +5,10 @@ knows neither torch nor networkx.
 import ast
 import subprocess
 import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,3 +139,56 @@ def test_import_contracts() -> None:
     subprocess.run(
         [sys.executable, "-c", lint], check=True
     )  # in this process it would turn off all loggers for the tests behind it
+
+
+def _modules() -> dict[str, Path]:
+    """Return module -> file, of all that is imported as apsched."""
+    return {
+        ".".join([package, *file.relative_to(top).with_suffix("").parts]).removesuffix(
+            ".__init__"
+        ): file
+        for top, package in (
+            (ROOT / "apsched", "apsched"),
+            (ROOT / "solver", "apsched.solver"),
+            (ROOT / "models", "apsched.models"),
+        )
+        for file in top.rglob("*.py")
+    }
+
+
+def _imports_of_apsched(nodes: Iterable[ast.AST], known: Collection[str]) -> Iterator[str]:
+    """Yield the modules of apsched that import statements among ``nodes`` name."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield from (m for m in [inner if inner in known else node.module] if m in known)
+
+
+def _graph(nodes_of: Callable[[ast.Module], Iterable[ast.AST]]) -> nx.DiGraph:
+    """Return which module imports which, by the import statements among ``nodes_of`` a file."""
+    modules = _modules()
+    return nx.DiGraph(
+        (module, other)
+        for module, file in modules.items()
+        for other in _imports_of_apsched(nodes_of(ast.parse(file.read_text())), modules)
+    )
+
+
+def test_no_two_files_import_each_other() -> None:
+    """No circle of files, whatever its length: also none through an import inside a function, or
+    for types.
+    """
+    circles = nx.strongly_connected_components(_graph(ast.walk))
+    assert not [sorted(files) for files in circles if len(files) > 1]
+
+
+def test_every_surface_that_returns_results_lets_them_show_themselves() -> None:
+    """The layer of reports gives its views to results when it is imported; results do not know
+    it.
+    """
+    graph = _graph(lambda tree: tree.body)
+    for surface in ("api", "compiler.backend", "compiler.inductor_pass", "integrations.tune_fsdp2"):
+        assert nx.has_path(graph, f"apsched.{surface}", "apsched.report.answer.shown"), surface

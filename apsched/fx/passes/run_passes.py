@@ -112,16 +112,6 @@ def run_passes(
     return PassRun(module=module, records=tuple(records))
 
 
-def without(passes: Sequence[Pass], name: str) -> PassList:
-    """Return ``passes`` without the one called ``name``; InputError where there is none."""
-    left = tuple(one for one in passes if one.name != name)
-    if len(left) == len(passes):
-        raise InputError(
-            f"expected one of the passes {', '.join(one.name for one in passes)}; found {name!r}"
-        )
-    return left
-
-
 def graph_lines(graph: torch.fx.Graph) -> list[str]:
     """Return one line for each node: what it calls on what, and the tags that passes and
     partitioners read.

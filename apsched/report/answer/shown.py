@@ -3,10 +3,13 @@
 from collections.abc import Iterable
 from html import escape
 
-from apsched.pipeline.result import Result
+from apsched.pipeline.result import Result, Views
 from apsched.quantities import show_bytes, show_us
 from apsched.report.answer.first import best_baseline, first_lines
+from apsched.report.answer.frames import frame_of
+from apsched.report.explanation import explain_infeasible
 from apsched.report.plots import COLORS, Bar, timeline_bars
+from apsched.report.summary import summary_lines
 
 _WIDTH, _ROW, _LEFT = 900, 22, 130
 """Pixels of the timeline, of a row with the space below it, and of the names of rows."""
@@ -41,9 +44,6 @@ def three_lines(result: Result) -> tuple[str, str, str]:
 
 def summary_text(result: Result) -> str:
     """Return what ``apsched solve`` prints about a graph, the summary and its details."""
-    from apsched.report.explanation import explain_infeasible
-    from apsched.report.summary import summary_lines
-
     if result.best is None:
         return explain_infeasible(result)
     return "\n".join([*first_lines([result], None), "", *summary_lines(result)])
@@ -87,3 +87,8 @@ def _timeline(bars: Iterable[Bar], streams: tuple[str, ...], step_us: float | No
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif"'
         f' font-size="11" role="img" aria-label="timeline">{"".join(parts)}</svg>'
     )
+
+
+Result.views = Views(
+    three_lines=three_lines, summary_text=summary_text, as_html=as_html, frame_of=frame_of
+)

@@ -157,13 +157,7 @@ def only_the_gather_of_a_bare_copy(module):
 
 def test_lists_are_values():
     assert [one.name for one in lists.joint_passes()] == ["classify", "recompute_gathers"]
-    assert [one.name for one in lists.shortening_passes(bitwise=True)] == [
-        "deduplicate_gathers",
-        "undo_round_trips",
-    ]
-    assert [one.name for one in lists.shortening_passes(bitwise=False)][2:] == [
-        "fuse_summed_scatters"
-    ]
+    assert [one.name for one in lists.add_before_reducing()] == ["fuse_summed_scatters"]
     assert PARAMETER_KEY in next(iter(gather_nodes_of(built_capture("fsdp=4")))).meta["custom"]
 
 

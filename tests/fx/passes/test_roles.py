@@ -16,11 +16,11 @@ from apsched.fx.collectives import is_collective
 from apsched.fx.graph_copies import copied
 from apsched.fx.passes.roles import Role, classify, tagged_role, waits_of
 from apsched.fx.passes.run_passes import run_passes
-from apsched.graph.export.structural_roles import structural_roles
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_preset
 from apsched.names import primary_group
+from tests.helpers.graphs.structural_roles import structural_roles
 from tests.helpers.graphs.toy_graphs import capture_toy
 
 R = Role

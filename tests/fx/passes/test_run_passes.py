@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from apsched.capture.fake_world import world
 from apsched.errors import InputError
 from apsched.fx.graph_copies import copied, finished
-from apsched.fx.passes.run_passes import Pass, graph_lines, run_passes, without
+from apsched.fx.passes.run_passes import Pass, graph_lines, run_passes
 from tests.helpers.graphs.toy_graphs import capture_toy
 
 
@@ -119,10 +119,7 @@ def test_a_pass_that_breaks_its_own_spec_is_named(module):
     assert run_passes(module, (replace(RELU, spec=no_relu),), check=False).records[0].name == "relu"
 
 
-def test_a_list_is_a_value():
-    assert without((NOTHING, RELU), "relu") == (NOTHING,)
-    with pytest.raises(InputError, match="expected one of the passes nothing, relu; found 'gelu'"):
-        without((NOTHING, RELU), "gelu")
+def test_a_list_names_each_pass_once():
     with pytest.raises(InputError, match="a pass list names each pass once; found nothing twice"):
         run_passes(torch.fx.GraphModule({}, torch.fx.Graph()), (NOTHING, NOTHING))
 
