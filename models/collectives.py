@@ -29,6 +29,17 @@ def exchange_tokens(x_TD: torch.Tensor, group: Group) -> torch.Tensor:
     return x_TD if group.size == 1 else _apply(_ExchangeTokens, x_TD, group)
 
 
+def exchange_rows(
+    x: torch.Tensor, received: list[int], sent: list[int], group: Group
+) -> torch.Tensor:
+    """Return an all-to-all of dim 0, with the numbers of rows from and to each process rank; the
+    gradient goes the same way back.
+    """
+    function: Any = _ExchangeRows
+    result: torch.Tensor = function.apply(x, received, sent, group)
+    return result
+
+
 def sum_of_parts(x: torch.Tensor, group: Group) -> torch.Tensor:
     """Return the sum over ``group`` of values that every process rank then uses alike; the gradient
     passes unchanged.
@@ -83,7 +94,11 @@ def _reduce_scatter(x: torch.Tensor, group: Group) -> torch.Tensor:
 
 def _all_to_all(x: torch.Tensor, group: Group) -> torch.Tensor:
     splits = [x.shape[0] // group.size] * group.size
-    return _wait(_ops.all_to_all_single(x.contiguous(), splits, splits, group.name))
+    return _exchanged(x, splits, splits, group)
+
+
+def _exchanged(x: torch.Tensor, received: list[int], sent: list[int], group: Group) -> torch.Tensor:
+    return _wait(_ops.all_to_all_single(x.contiguous(), received, sent, group.name))
 
 
 class _GatherTokens(torch.autograd.Function):
@@ -135,6 +150,19 @@ class _ExchangeTokens(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _all_to_all(gradient, ctx.group), None
+
+
+class _ExchangeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, received: list[int], sent: list[int], group: Group
+    ) -> torch.Tensor:
+        ctx.received, ctx.sent, ctx.group = received, sent, group
+        return _exchanged(x, received, sent, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _exchanged(gradient, ctx.sent, ctx.received, ctx.group), None, None, None
 
 
 class _SumOfParts(torch.autograd.Function):

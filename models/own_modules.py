@@ -144,7 +144,8 @@ def shard_module(
     Parameters may be real or fake; a shard is of the same sort. Tied parameters stay tied. Those
     that are no floating-point numbers have no gradient to reduce and stay whole. Without
     ``options`` each parameter is gathered and reduced in its own type. ``summed`` says of modules
-    over which group the gradients of their parameters are summed, too.
+    over which group the gradients of their parameters are summed, too. Those that a module names in
+    ``expert_parallel`` are split along dim 0 over ``ep`` first.
     """
     mesh = _data_mesh(meshes.dense)
     summed = summed or {}
@@ -161,7 +162,11 @@ def shard_module(
             if id(whole) in made:  # a tied one belongs to the first module that has it
                 del child._parameters[name]
             else:
-                parameter, sharding = _sharded(whole, mesh, options, summed.get(child, ALONE))
+                if name in getattr(child, "expert_parallel", ()):
+                    parameter, sharding = _expert_sharded(whole, meshes.expert, options)
+                else:
+                    group = summed.get(child, ALONE)
+                    parameter, sharding = _sharded(whole, mesh, options, group)
                 child.register_parameter(name, parameter)
                 made[id(whole)] = _Read(owner=child, name=name, sharding=sharding)
             reads[name] = made[id(whole)]
@@ -209,6 +214,32 @@ def _sharded(
     )
     parameter = nn.Parameter(shard, requires_grad=whole.requires_grad)
     return parameter, _OwnSharding(data=data, tensor_parallel=before, summed=summed)
+
+
+def _expert_sharded(
+    whole: nn.Parameter, mesh: DeviceMesh, options: ModelOptions | None
+) -> tuple[nn.Parameter, _OwnSharding]:
+    """Return the shard of parameters of experts that lie side by side along dim 0."""
+    ep, fsdp = group_of(mesh, "ep"), group_of(mesh, "fsdp").size
+    shape = (whole.shape[0] // ep.size, *whole.shape[1:])
+    data = ParameterSharding(
+        mesh=mesh,
+        inner=ep,
+        inner_dim=0,
+        fsdp_dim=next((dim for dim, size in enumerate(shape) if size % fsdp == 0), 0),
+        inner_shape=shape,
+        options=options or ModelOptions(param_dtype=whole.dtype, reduce_dtype=whole.dtype),
+    )
+    shard = DTensor.from_local(
+        data.own_part(whole.detach()),
+        mesh,
+        data.placements(),
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
+    parameter = nn.Parameter(shard, requires_grad=whole.requires_grad)
+    return parameter, _OwnSharding(data=data, tensor_parallel=None)
 
 
 def _reader(read: _Read) -> Callable[[nn.Module], torch.Tensor | None]:

@@ -46,7 +46,9 @@ def run_step(
             " capture it again"
         )
     loss, *saved = forward(*inputs)
-    gradients = backward(*saved, torch.ones_like(loss))
+    sizes = [value for value in saved if not isinstance(value, torch.Tensor)]  # backward's first
+    tensors = [value for value in saved if isinstance(value, torch.Tensor)]
+    gradients = backward(*sizes, *tensors, torch.ones_like(loss))
     names = [name for name, _ in built.module.named_parameters()]
     return loss, dict(zip(names, gradients, strict=False))
 

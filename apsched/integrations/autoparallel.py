@@ -64,6 +64,7 @@ _IGNORED = {
     "enable_fusion_regions": "kernels are fused as Inductor does it",
     "bucket_exposed_first": "buckets, order and memory are solved as one",
     "bucket_only_internode_comms": "which buckets pay follows from costs",
+    "bucket_all_all_reduce_groups": "the collectives of every group are scheduled",
     "bucket_mode": "buckets are written in apsched's own form",
     "prioritize_bucketing_during_scheduling": "buckets, order and memory are solved as one",
     "pre_bucketing_fsdp_collectives": "buckets, order and memory are solved as one",
@@ -83,9 +84,13 @@ _HONOURED = (
     "insert_overlap_deps",
 )
 
+_NEAR = 0.85
+"""Names that are as similar as this are misspelt; others may be of a newer AutoParallel."""
+
 _USUAL = {
     "compute_overlap_multipler": 1.0,
     "save_trace": False,
+    "bucket_all_all_reduce_groups": False,
     "pre_bucketing_fsdp_collectives": True,
     "prioritize_bucketing_during_scheduling": True,
     "log_final_collectives_estimations": False,
@@ -119,13 +124,14 @@ def aten_autobucketing_reordering_pass(
     """Schedule the graph ``gm`` in place under ``configs``; returns its module, compiled.
 
     ``configs`` is AutoParallel's class or any object with such attributes; what it limits is
-    limited, what has no counterpart is logged with what stands for it. ``settings`` says the rest:
-    cluster, memory cap, plan, budget, what to do on an error.
+    limited, what has no counterpart is logged with what stands for it, as are names that are not
+    known here. ``settings`` says the rest: cluster, memory cap, plan, budget, what to do on an
+    error.
 
     Raises
     ------
     InputError
-        for a name in ``configs`` that is neither.
+        for a name in ``configs`` that is nearly one of those known.
     """
     module = gm.owning_module
     if module is None:
@@ -177,12 +183,18 @@ def _stated(configs: Any) -> dict[str, Any]:
     names = [name for name in dir(configs) if not name.startswith("_")]
     known = (*_HONOURED, *_IGNORED)
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(_HONOURED)}"
+        if name in known:
+            continue
+        if near := difflib.get_close_matches(name, known, n=1, cutoff=_NEAR):
             raise InputError(
-                f"configs: expected names of aten_autobucketing_config, found {name!r}; {hint}"
+                f"configs: expected names of aten_autobucketing_config, found {name!r}; did you"
+                f" mean {near[0]}?"
             )
+        logger.warning(
+            "%s=%r changes nothing here: apsched does not know this name",
+            name,
+            getattr(configs, name),
+        )
     return {name: getattr(configs, name) for name in names}
 
 

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -186,11 +186,17 @@ def is_composite(operator: Any) -> bool:
     )
 
 
-def compiling_context() -> Any:
-    """Return a context in which ``torch.compiler.is_compiling()``: modules ask it before they look
-    at values (torch/compiler/__init__.py).
+@contextmanager
+def compiling_context() -> Iterator[None]:
+    """A context in which ``torch.compiler.is_compiling()``: modules ask it before they look at
+    values (torch/compiler/__init__.py; 2.11 and 2.12 have the flag without a context of it).
     """
-    return getattr(torch.compiler, "_compile_session_context", nullcontext)()
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 def fake_mode_of(tensors: Any) -> Any:

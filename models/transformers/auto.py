@@ -2,7 +2,8 @@
 
 What :mod:`apsched.models.transformers.config` does for the families it knows, with the model's own
 forward pass and loss. Data parallelism is that of :mod:`apsched.models.own_modules`; tensor
-parallelism follows the model's own plan (``base_model_tp_plan``) by Transformers' own layers.
+parallelism follows the model's own plan (``base_model_tp_plan``) by Transformers' own layers,
+expert parallelism :mod:`apsched.models.transformers.experts`.
 """
 
 import inspect
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from apsched.errors import InputError
 from apsched.models.build import BuiltModel, initial_values, real_tokens
@@ -22,6 +24,7 @@ from apsched.models.collectives import sum_gradient, sum_of_parts
 from apsched.models.mesh import Group, Meshes, MeshSpec, build_meshes, group_of
 from apsched.models.options import ModelOptions
 from apsched.models.own_modules import shard_module
+from apsched.models.transformers.experts import spread_experts
 from apsched.torch_compat.graphs import compiling_context
 
 _SUMMED_STYLE = "replicated_with_grad_allreduce"
@@ -61,8 +64,6 @@ def build_auto(
     """
     config = _config(path, fields, num_layers)
     kind = _model_class(path, config, fields)
-    if mesh.ep > 1:
-        raise InputError(no_expert_parallelism(path, mesh))
     meshes = build_meshes(mesh, "cpu")
     device = torch.device("cpu" if materialize else "meta")
     with device, _default_type(options.param_dtype):
@@ -70,7 +71,8 @@ def build_auto(
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     if materialize:
         _set_values(module, seed)
-    mode = None if materialize else FakeTensorMode()
+    env = ShapeEnv()  # of the numbers of tokens that experts get
+    mode = None if materialize else FakeTensorMode(shape_env=env, static_shapes=True)
     with mode or nullcontext():
         if mode is not None:
             _made_fake(module, mode)
@@ -78,6 +80,8 @@ def build_auto(
             path, module, batch, seq_len, mesh, options.param_dtype, seed if materialize else None
         )
         summed = _split_by_plan(path, module, meshes) if mesh.tp > 1 else {}
+        if mesh.ep > 1:
+            spread_experts(path, module, meshes)
         shard_module(module, meshes, options, summed=summed)
     _return_loss(module, mesh.data_parallel_size, split=mesh.tp > 1)
     _say_type(module, options.param_dtype)
@@ -89,19 +93,6 @@ def build_auto(
         options=options,
         num_layers=int(getattr(config, "num_hidden_layers", 0) or 0),
         num_parameters=num_parameters,
-    )
-
-
-def no_expert_parallelism(path: Path, mesh: MeshSpec) -> str:
-    """Return why ``ep`` is refused: Transformers' exchange of tokens
-    (transformers/distributed/expert_parallel.py, AllToAllEP) has a branch on ``tokens.shape[0]``,
-    which torch cannot trace.
-    """
-    return (
-        f"hf:{path}: expected a mesh without ep, found ep={mesh.ep}: Transformers' own expert"
-        " parallelism branches on the number of tokens received, so it is not one graph; drop ep"
-        " (fsdp shards the experts), take a deepseek-v3 preset, or solve the graphs that"
-        " TORCH_TRACE writes in the job"
     )
 
 

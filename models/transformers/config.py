@@ -29,7 +29,6 @@ from apsched.models.sharding import shard_parameters
 from apsched.models.transformers.auto import (
     accepted,
     build_auto,
-    no_expert_parallelism,
     replace_forward,
 )
 
@@ -172,7 +171,7 @@ def _is_known(fields: Mapping[str, Any], mesh: MeshSpec) -> bool:
     whole = (
         fields.get("tie_word_embeddings") or fields.get("attention_bias") or fields.get("mlp_bias")
     )
-    return mesh.tp == 1 or (family.tensor_parallel and not whole)
+    return mesh.ep == 1 and (mesh.tp == 1 or (family.tensor_parallel and not whole))
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -218,8 +217,6 @@ def _check(
     ):
         if value < 1:
             raise InputError(f"{what} must be at least 1; found {value}")
-    if mesh.ep > 1:
-        raise InputError(no_expert_parallelism(path, mesh))
     if mesh.tp > 1 and not family.tensor_parallel:
         raise InputError(
             f"hf:{path}: {config.model_type} has no tensor-parallel form here; found tp={mesh.tp}:"

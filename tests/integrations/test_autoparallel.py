@@ -79,11 +79,22 @@ def test_limits_are_kept(gm):
 
 
 def test_what_changes_nothing_is_said(gm, caplog):
-    """AutoParallel's own defaults: a class with names that have no counterpart here."""
+    """AutoParallel's own defaults: a class with names that have no counterpart here, and one that
+    a later version may have.
+    """
     with caplog.at_level(logging.WARNING, logger="apsched.integrations.autoparallel"):
-        scheduled(gm, max_coll_distance=100, compute_overlap_multipler=1.0, save_trace=True)
-    assert [message.split(" changes nothing here: ")[0] for message in caplog.messages] == [
+        scheduled(
+            gm,
+            max_coll_distance=100,
+            compute_overlap_multipler=1.0,
+            save_trace=True,
+            bucket_all_all_reduce_groups=False,
+            of_a_later_version=7,
+            _counter=0,
+        )
+    assert sorted(message.split(" changes nothing here: ")[0] for message in caplog.messages) == [
         "max_coll_distance=100",
+        "of_a_later_version=7",
         "save_trace=True",
     ]
 

@@ -101,11 +101,12 @@ def test_a_configuration_is_a_source_like_any_other(configs, run, tmp_path):
         ("llama", {"model_type": "unheard-of"}, "fsdp=2", "found 'unheard-of'"),
         ("llama", {"model_type": "wav2vec2"}, "fsdp=2", "a model of tokens or pixels"),
         ("llama", {"model_type": "gpt2"}, "fsdp=2,tp=2", "by its own plan"),
-        ("llama", {"model_type": "opt"}, "fsdp=2,ep=2", "found ep=2: .* drop ep"),
+        ("llama", {"model_type": "opt"}, "fsdp=2,ep=2", "base_model_ep_plan.*; drop ep"),
         ("llama", {"model_type": "opt", "max_position_embeddings": 16}, "fsdp=2", "--seq 16"),
         ("llama", {"num_attention_heads": 3}, "fsdp=2", "that Transformers accepts, found"),
         ("llama", {}, "tp=4", "tp must divide the 2 key-value heads; found tp=4"),
-        ("llama", {}, "fsdp=2,ep=2", "found ep=2: .* drop ep"),
+        ("llama", {}, "fsdp=2,ep=2", "base_model_ep_plan.*; drop ep"),
+        ("mixtral", {"num_local_experts": 3}, "fsdp=2,ep=2", "found 3 experts and ep=2"),
         ("mixtral", {"sliding_window": 16}, "fsdp=2", "sliding window of 16 tokens"),
     ],
 )
@@ -144,6 +145,31 @@ def test_tensor_parallelism_follows_the_plan_of_the_model(configs, tmp_path, nam
     assert sizes == {2}
     assert len(capture.group_ranks) == 2
     assert "model.layers.0.self_attn.q_proj.weight" in gathered(capture, "forward")
+
+
+def test_experts_are_spread_by_the_plan_of_the_model(configs, tmp_path):
+    """Tokens travel to the experts and back, in numbers that the routing decides; experts are
+    sharded over the rest of FSDP, everything else over all of it.
+    """
+    path = configs.written(tmp_path, "mixtral", num_hidden_layers=1)
+    capture = captured(path, "fsdp=4,ep=2")
+    sizes = {name: len(ranks) for name, ranks in capture.group_ranks.items()}
+    groups: dict[str, set[int]] = {}
+    for node in capture.graphs[0].module.graph.nodes:
+        if is_collective(node):
+            name = node.meta["custom"].get("apsched_parameter", node.target._opname)
+            groups.setdefault(name, set()).add(sizes[node.args[-1]])
+    assert groups["model.layers.0.mlp.experts.down_proj"] == {2}
+    assert groups["model.layers.0.mlp.gate.weight"] == {4}
+    assert groups["all_to_all_single"] == {2}
+    exchanged = [
+        node.meta["val"].shape[0]
+        for graph in capture.graphs
+        for node in graph.module.graph.nodes
+        if is_collective(node) and "all_to_all" in str(node.target)
+    ]
+    assert len(exchanged) == 5, "of numbers, of tokens there and back, and of their gradients"
+    assert sum(isinstance(size, int) for size in exchanged) == 1, "numbers alone are known before"
 
 
 def test_files_that_are_no_configuration_are_refused(run, tmp_path):
@@ -212,8 +238,8 @@ def auto_jobs(tmp_path_factory) -> dict[int, list[dict]]:
 @pytest.mark.alone
 @pytest.mark.parametrize("num_processes", [2, 4])
 def test_any_architecture_computes_what_transformers_computes(auto_jobs, num_processes):
-    """Loss and every gradient, against the eager model: FSDP, HSDP, DDP, and the model's own plan
-    of tensor parallelism.
+    """Loss and every gradient, against the eager model: FSDP, HSDP, DDP, and the model's own plans
+    of tensor and of expert parallelism.
     """
     for report in auto_jobs[num_processes]:
         for case, found in report.items():

@@ -29,16 +29,23 @@ def compiled_graphs(
     dynamic: bool | None = None,
     backward: bool = True,
     fullgraph: bool = True,
+    joint: bool = False,
     seen: Callable[[GraphModule, Any], None] | None = None,
 ) -> tuple[CapturedGraph, ...]:
-    """Return the graphs of one step of ``function``, in the order in which they are compiled;
-    ``seen`` is given each graph with its inputs.
+    """Return the graphs of one step of ``function``, in the order in which they are compiled, with
+    ``joint`` those before they are parted into forward and backward; ``seen`` is given each graph
+    with its inputs.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     graphs: list[CapturedGraph] = []
+    whole: list[CapturedGraph] = []
+
+    def parted(module: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        whole.append(as_captured(copied(module), f"joint{len(whole) or ''}"))
+        return min_cut_rematerialization_partition(module, *args, **kwargs)
 
     def keep(name: str) -> Callable[[GraphModule, Any], Any]:
         def compiler(module: GraphModule, example_inputs: Any) -> Any:
@@ -54,7 +61,7 @@ def compiled_graphs(
     backend = aot_autograd(
         fw_compiler=keep("forward"),
         bw_compiler=keep("backward"),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=parted,
     )
     try:
         step = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
@@ -62,7 +69,7 @@ def compiled_graphs(
     except NotImplementedError:  # an operator that no CPU has; its graph is there
         if not graphs:
             raise
-        return tuple(graphs)
+        return tuple(whole if joint else graphs)
     if backward:
         leaves = [
             leaf
@@ -70,4 +77,4 @@ def compiled_graphs(
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad
         ]
         torch.stack([leaf.float().sum() for leaf in leaves]).sum().backward()
-    return tuple(graphs)
+    return tuple(whole if joint else graphs)

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from benchmarks.intake.case import Case
 from benchmarks.intake.cases import (
+    auto_parallel,
     feature_table,
     features,
     features_that_communicate,
@@ -34,6 +35,7 @@ def every_case() -> Iterator[Case]:
     yield from torch_files.cases()
     yield from hugging_face.cases()
     yield from titan.cases()
+    yield from auto_parallel.cases()
 
 
 def prepare() -> None:

@@ -77,6 +77,12 @@ class _Exchange(torch.autograd.Function):
         return back, None, None
 
 
+def exchanged(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """Return an all-to-all of ``x`` among all process ranks, with as many rows back as there."""
+    result: torch.Tensor = _Exchange.apply(x, sizes, sizes)
+    return result
+
+
 @feature("mixture of experts")
 def _experts() -> Made:
     """Splits that depend on the routing: their sizes are not known before the step runs."""

@@ -33,6 +33,7 @@ def cases() -> Iterator[Case]:
     """Yield a case for each architecture and mesh."""
     meshes = [(kind, mesh) for kind in ARCHITECTURES for mesh in ("fsdp=2", "replicate=2")]
     meshes += [(kind, "fsdp=2,tp=2") for kind in _BY_PLAN]
+    meshes += [(kind, mesh) for kind in _WITH_EXPERTS for mesh in ("fsdp=2,ep=2", "fsdp=4,ep=2")]
     for kind, mesh in meshes:
         name = f"{kind} {mesh}"
         yield Case(

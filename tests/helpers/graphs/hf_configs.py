@@ -48,6 +48,7 @@ AUTO = {
     "bert": {**_SMALL, "model_type": "bert", "num_hidden_layers": 1},
     "gpt_neox": {**_SMALL, "model_type": "gpt_neox", "num_hidden_layers": 1},
     "qwen3": {**CONFIGS["qwen3"], "num_hidden_layers": 1},
+    "mixtral": {**CONFIGS["mixtral"], "num_hidden_layers": 1},
     "t5": {
         "model_type": "t5",
         "vocab_size": 256,
@@ -60,7 +61,7 @@ AUTO = {
     },
     "vit": {**_SMALL, "model_type": "vit", "num_hidden_layers": 1, "image_size": 32},
 }
-"""Of architectures that have no form of their own here; a layer each."""
+"""Of architectures without a form of their own here, or on such a mesh; a layer each."""
 for _fields in AUTO.values():
     _fields.update(_NO_DROPOUT)
 

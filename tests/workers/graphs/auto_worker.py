@@ -23,8 +23,18 @@ from apsched.models.transformers.config import build_from_config
 from tests.helpers.graphs.hf_configs import AUTO
 
 CASES = {
-    2: (("gpt2", "fsdp=2"), ("t5", "replicate=2"), ("vit", "fsdp=2"), ("qwen3", "tp=2")),
-    4: (("gpt_neox", "fsdp=2,tp=2"), ("bert", "replicate=2,fsdp=2")),
+    2: (
+        ("gpt2", "fsdp=2"),
+        ("t5", "replicate=2"),
+        ("vit", "fsdp=2"),
+        ("qwen3", "tp=2"),
+        ("mixtral", "fsdp=2,ep=2"),
+    ),
+    4: (
+        ("gpt_neox", "fsdp=2,tp=2"),
+        ("bert", "replicate=2,fsdp=2"),
+        ("mixtral", "fsdp=4,ep=2"),
+    ),
 }
 
 
