@@ -55,6 +55,10 @@ class SolvedGraph:
     """Flag -> value as stated when it was solved (:mod:`apsched.artifacts.stated_options`); empty
     where that is not known.
     """
+    kept_tensors: tuple[str, ...] = ()
+    """Nodes whose values are kept from forward to backward: outputs of forward, inputs of
+    backward.
+    """
     title: str = ""
     """What tells it from other answers about a graph of the same name; empty for the graph's
     name.
@@ -75,6 +79,10 @@ class SolvedRun:
     source: str
     cluster: str
     graphs: tuple[SolvedGraph, ...]
+    keep: Mapping[str, Any] | None = None
+    """What is kept from forward to backward, as ``--json`` says it; ``None`` where each graph was
+    solved alone.
+    """
 
 
 def load_run(path: str | Path) -> SolvedRun:
@@ -106,11 +114,19 @@ def load_run(path: str | Path) -> SolvedRun:
     try:
         options = dict(report.get("options", {}))
         source = str(report["source"])
+        keep = report.get("keep")
+        tensors = keep.get("tensors", {}) if keep else {}
         graphs = tuple(
-            replace(_load_graph(path, entry), source=source, options=options)
+            replace(
+                _load_graph(path, entry),
+                source=source,
+                options=options,
+                kept_tensors=tuple(tensors.get(entry["name"], ())),
+            )
             for entry in report["graphs"]
         )
-        return SolvedRun(path=path, source=source, cluster=str(report["cluster"]), graphs=graphs)
+        cluster = str(report["cluster"])
+        return SolvedRun(path=path, source=source, cluster=cluster, graphs=graphs, keep=keep)
     except (KeyError, TypeError, AttributeError) as error:
         missing = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise InputError(

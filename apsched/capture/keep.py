@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from apsched.capture.captured import CapturedGraph
 from apsched.errors import InputError
-from apsched.fx.keep import GatheredAgain, gathered_again, with_kept
+from apsched.fx.keep import GatheredAgain, gathered_again, passed_values, with_kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,3 +62,13 @@ def keep(
         kept_inputs=backward.kept_inputs - gone,
         parameter_names={k: v for k, v in backward.parameter_names.items() if k not in gone},
     )
+
+
+def kept_tensors(
+    again: tuple[CapturedGraph, CapturedGraph], kept: tuple[CapturedGraph, CapturedGraph]
+) -> dict[str, tuple[str, ...]]:
+    """Return graph -> nodes that hold what is kept in ``kept``, which :func:`keep` made of
+    ``again``: outputs of forward, inputs of backward.
+    """
+    names = [[set(passed_values(graph.module)) for graph in pair] for pair in (again, kept)]
+    return {graph.name: tuple(sorted(names[1][k] - names[0][k])) for k, graph in enumerate(kept)}

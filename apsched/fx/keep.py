@@ -107,6 +107,12 @@ def with_kept(
     return forward, finished(_taking(backward, taken, made))
 
 
+def passed_values(module: GraphModule) -> list[str]:
+    """Return the names of the nodes that are inputs or outputs of ``module``."""
+    inputs = [node.name for node in module.graph.find_nodes(op="placeholder")]
+    return inputs + [node.name for node in _outputs(module.graph) if isinstance(node, Node)]
+
+
 def _taking(
     backward: GraphModule, taken: Mapping[str, GatheredAgain], made: Mapping[str, Node]
 ) -> GraphModule:

@@ -1,11 +1,14 @@
 """Where a storage comes from, in words that are the same for like tensors of all layers."""
 
 import re
+from collections.abc import Iterable
 
 from apsched.problem.problem import Problem
 
 BUFFERS = "buffers of buckets"
 KEPT = "parameters and what else the caller keeps"
+KEPT_ACROSS = "kept from forward to backward"
+"""Gathered parameters that forward hands to backward, so that they are not gathered again."""
 
 
 def origin(problem: Problem, storage: int) -> str:
@@ -27,6 +30,21 @@ def origin(problem: Problem, storage: int) -> str:
         if module
         else problem.node_names[uses.birth]
     )
+
+
+def storages_of(problem: Problem, names: Iterable[str]) -> frozenset[int]:
+    """Return the storages of the values of the nodes ``names``: inputs, waits, and nodes that
+    allocate; names that the problem has not are left out.
+    """
+    places = {name: node for node, name in enumerate(problem.node_names)}
+    nodes = {places[name] for name in names if name in places}
+    gathered = {c.output_storage for c in problem.collectives if c.wait in nodes}
+    made = {
+        s
+        for s, storage in enumerate(problem.storages)
+        if (storage.birth in nodes if storage.birth >= 0 else nodes & {*storage.uses[:1]})
+    }
+    return frozenset(gathered | made)
 
 
 def _layerless(name: str, put: str = "*") -> str:

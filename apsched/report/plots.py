@@ -6,13 +6,16 @@ Okabe and Ito (https://jfly.uni-koeln.de/color/), which colour-blind readers tel
 means one kind in every picture.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from apsched.errors import InputError
 from apsched.kinds import CollectiveKind, NodeKind
 from apsched.problem.problem import Problem
+from apsched.problem.storage_origins import KEPT_ACROSS, storages_of
 from apsched.schedule.analysis.moved_compute import moved_compute
+from apsched.schedule.memory import lifetimes
 from apsched.schedule.schedule import Schedule, Step, StepKind
 from apsched.schedule.simulate import Timeline, simulate
 from apsched.units import ticks_to_us
@@ -39,6 +42,8 @@ without colours, too.
 _DARK = ("moved compute", CollectiveKind.ALL_TO_ALL, "launch")
 """Kinds with white names in them."""
 CAP_COLOR = "#D55E00"
+KEPT_COLOR = "#882255"
+"""Parameters kept from forward to backward: wine of Paul Tol's muted scheme."""
 
 _HEIGHT = 0.8
 _LABEL_POINTS = 7.0
@@ -189,10 +194,16 @@ def _write_labels(ax: "Axes", bars: tuple[Bar, ...], scale: float) -> None:
 
 
 def plot_memory(
-    problem: Problem, schedule: Schedule, cap_bytes: int | None = None, ax: "Axes | None" = None
+    problem: Problem,
+    schedule: Schedule,
+    cap_bytes: int | None = None,
+    ax: "Axes | None" = None,
+    *,
+    kept_tensors: Iterable[str] = (),
 ) -> "Axes":
     """Draw the bytes alive at each step of ``schedule``, with their peak, what the caller keeps,
-    and the cap; return the axes.
+    and the cap; return the axes. Bytes of ``kept_tensors``, nodes whose values are kept from
+    forward to backward, have a colour of their own.
 
     The horizontal axis is the order of the schedule, not the clock: memory is a function of the
     order alone.
@@ -220,6 +231,16 @@ def plot_memory(
         linewidth=1.2,
         label="alive",
     )
+    across = storages_of(problem, kept_tensors)
+    if across:
+        ax.fill_between(
+            place,
+            [b / scale for b in _alive(problem, schedule, across)],
+            step="mid",
+            color=KEPT_COLOR,
+            alpha=0.75,
+            label=KEPT_ACROSS,
+        )
     if problem.kept_bytes:
         ax.axhline(
             problem.kept_bytes / scale,
@@ -252,6 +273,16 @@ def plot_memory(
     ax.set_ylabel(f"memory ({unit})")
     _legend(ax)
     return ax
+
+
+def _alive(problem: Problem, schedule: Schedule, storages: Collection[int]) -> list[int]:
+    """Return the bytes of ``storages`` that are alive at each step."""
+    change = [0] * (len(schedule.steps) + 1)
+    for life in lifetimes(problem, schedule):
+        if life.storage in storages:
+            change[life.first] += life.size_bytes
+            change[life.last + 1] -= life.size_bytes
+    return list(accumulate(change[:-1]))
 
 
 def _shared_limit(siblings: "list[Axes]", limits: tuple[float, float]) -> float:

@@ -1,6 +1,6 @@
 """Forward and backward of one step under one choice: graphs, problems and solved schedules."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -213,6 +213,20 @@ def with_kept(graphs: Graphs, kept: Choice) -> Graphs:
     pair = keep(forward, backward, kept)
     first, second = (_priced(old, new) for old, new in zip(graphs, pair, strict=True))
     return first, second
+
+
+def kept_tensors(again: Sequence[LoadedGraph], kept: Graphs) -> dict[str, tuple[str, ...]]:
+    """Return graph -> nodes whose values are kept in ``kept``, made of the pair ``again``: outputs
+    of forward, inputs of backward.
+    """
+    from apsched.capture import keep
+
+    first, second, one, two = (graph.captured for graph in (*pair_of(again), *kept))
+    assert first is not None
+    assert second is not None
+    assert one is not None
+    assert two is not None
+    return keep.kept_tensors((first, second), (one, two))
 
 
 def _priced(old: LoadedGraph, captured: "CapturedGraph") -> LoadedGraph:

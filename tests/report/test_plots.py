@@ -220,3 +220,18 @@ except InputError as error:
     assert (
         said == "pictures need matplotlib, which is not installed; pip install 'apsched[plots]'\n"
     )
+
+
+def test_kept_tensors_are_drawn_apart(problem: Problem) -> None:
+    """The area of their own is the bytes of the gathered weight while it is alive."""
+    order = as_captured(problem.num_nodes)
+    ax = plots.plot_memory(problem, order, kept_tensors=["w"])
+    label = "kept from forward to backward"
+    (area,) = [area for area in ax.collections if area.get_label() == label]
+    heights = area.get_paths()[0].vertices[:, 1]
+    assert heights.max() == pytest.approx(4.0)
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert label in names
+    assert label not in [
+        text.get_text() for text in plots.plot_memory(problem, order).get_legend().get_texts()
+    ]

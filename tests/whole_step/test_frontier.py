@@ -8,7 +8,8 @@ from apsched.cli.main import main
 from apsched.config import Caps, SolveOptions
 from apsched.pipeline.solve_graph import SolveRequest
 from apsched.progress import Progress
-from apsched.report.answer.whole_step import frontier_json, kept_in_words, print_frontier
+from apsched.report.answer.kept_words import kept_in_words
+from apsched.report.answer.whole_step import frontier_json, print_frontier
 from apsched.whole_step.along_caps import frontier
 from tests.helpers.graphs.sharded_layers import FlatPrices, captured_layers, loaded_layers
 

@@ -93,6 +93,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         kept_file,
         kept_in_joint_graph,
     )
+    from apsched.whole_step.pair import kept_tensors
     from apsched.whole_step.solve import solve_graphs
 
     where = source_request(args), cost_choice(args), direction(args)
@@ -131,7 +132,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             results[k] = add_files(graph, results[k], files, lost, progress)
     report = report_json(args.source, source.cluster, results, stated_options(vars(args)))
     if step is not None:
-        report["keep"] = keep_json(step)
+        report["keep"] = keep_json(step) | {"tensors": kept_tensors(again, step.best.graphs)}
         if along:
             report["keep"]["along_caps"] = frontier_json(along)
         files[KEPT_FILE] = kept_file(step.best.kept)

@@ -1,14 +1,13 @@
 """What is kept from forward to backward, for a person and for a program."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from typing import Any, TextIO
 
-from apsched.names import part_of
 from apsched.quantities import show_bytes, show_us
+from apsched.report.answer.kept_words import kept_in_words
 from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
+from apsched.whole_step.one_more import MoreMemory
 from apsched.whole_step.pair import SolvedChoice
 from apsched.whole_step.search import StepAnswer
 
@@ -20,6 +19,7 @@ def keep_json(answer: StepAnswer) -> dict[str, Any]:
     best = answer.best
     return {
         "kept": sorted(best.kept),
+        "parameters": list(answer.names),
         "num_parameters": answer.num_parameters,
         "num_by_rule": answer.num_by_rule,
         **_figures(best),
@@ -103,36 +103,6 @@ def print_frontier(answers: Sequence[StepAnswer], stream: TextIO) -> None:
     out.print()
 
 
-def kept_in_words(kept: Iterable[str], names: Sequence[str]) -> str:
-    """Return the parameters ``kept`` of ``names`` by block: blocks that are kept whole, and those
-    of which a part is.
-
-    >>> kept_in_words(["a.0.w", "a.1.w", "a.2.w"], ["a.0.w", "a.1.w", "a.2.w", "a.2.b", "n.w"])
-    'a.0-1; parts of a.2'
-    """
-    every, some = Counter(map(part_of, names)), Counter(map(part_of, kept))
-    whole = _ranges(part for part in every if some[part] == every[part])
-    parts = _ranges(part for part in every if 0 < some[part] < every[part])
-    found = [", ".join(whole), f"parts of {', '.join(parts)}" if parts else ""]
-    return "; ".join(words for words in found if words) or "nothing"
-
-
-def _ranges(parts: Iterable[str]) -> list[str]:
-    """Return ``parts`` in order, blocks that follow each other as one: ``layers.2-5``."""
-
-    def numbered(part: str) -> tuple[str, int]:
-        stem, _, number = part.rpartition(".")
-        return (stem, int(number)) if stem and number.isdigit() else (part, -1)
-
-    order = sorted(map(numbered, parts))
-    found: list[str] = []
-    for (stem, _), run in groupby(enumerate(order), key=lambda at: (at[1][0], at[1][1] - at[0])):
-        numbers = [number for _, (_, number) in run]
-        ends = dict.fromkeys((numbers[0], numbers[-1]))
-        found.append(f"{stem}.{'-'.join(map(str, ends))}" if numbers[0] >= 0 else stem)
-    return found
-
-
 def kept_lines(answer: StepAnswer) -> tuple[str, ...]:
     """Return the step in words: its time and bound, and what is kept."""
     best = answer.best
@@ -153,4 +123,44 @@ def kept_lines(answer: StepAnswer) -> tuple[str, ...]:
             f" ({len(choice.kept)} kept)"
             for choice in answer.frontier
         ),
+    )
+
+
+def more_memory_json(found: MoreMemory) -> dict[str, Any]:
+    """Return what ``--json`` says of a step with more memory."""
+    return {
+        "more_bytes": found.more_bytes,
+        "memory_cap_bytes": found.more.cap_bytes,
+        **_figures(found.more.best),
+        "bound_us": ticks_to_us(found.more.bound.ticks),
+        "gain_us": ticks_to_us(found.gain_ticks),
+        "proven_gain_us": ticks_to_us(found.proven_ticks),
+        "possible_gain_us": ticks_to_us(found.possible_ticks),
+        "also_kept": sorted(found.also_kept),
+        "no_longer_kept": sorted(found.no_longer_kept),
+    }
+
+
+def more_memory_lines(found: MoreMemory) -> tuple[str, ...]:
+    """Return in words what more memory buys."""
+    now, more = found.now, found.more
+    caps = f"memory cap {show_bytes(now.cap_bytes)} -> {show_bytes(more.cap_bytes)}"
+    possible = f"at most {show_us(ticks_to_us(found.possible_ticks))}"
+    if not found.gain_ticks:
+        gain = f"no gain found; {possible}" if found.possible_ticks else "gains nothing (proven)"
+        return (f"one more {show_bytes(found.more_bytes)} ({caps}): {gain}",)
+    share = 100 * found.gain_ticks / now.best.step_ticks
+    at_least = show_us(ticks_to_us(found.proven_ticks))
+    size = show_bytes(abs(more.best.kept_bytes - now.best.kept_bytes))
+    changes = [
+        f"{len(names)} {verb} ({kept_in_words(names, now.names)})"
+        for verb, names in (("more kept", found.also_kept), ("again", found.no_longer_kept))
+        if names
+    ]
+    less = "less" if more.best.kept_bytes < now.best.kept_bytes else "more"
+    return (
+        f"one more {show_bytes(found.more_bytes)} ({caps}):"
+        f" -{show_us(ticks_to_us(found.gain_ticks))} ({share:.2f} %), proven: at least {at_least},"
+        f" {possible}",
+        f"  {', '.join(changes)}: {size} {less}" if changes else "  the same parameters are kept",
     )

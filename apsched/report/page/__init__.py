@@ -24,6 +24,7 @@ from apsched.report.page.frontier import (
     graph_names,
     point_of,
 )
+from apsched.report.page.kept import ANCHOR, kept_section
 
 _SCRIPTS = ("view.js", "timeline.js", "memory.js", "frontier.js", "page.js")
 _NO_NETWORK = (
@@ -65,10 +66,13 @@ def report_page(run: SolvedRun, frontiers: Sequence[Frontier] = (), heading: str
     graphs = "\n".join(_graph_section(graph, g, ids[g]) for g, graph in enumerate(run.graphs))
     frontier = _frontier_section(frontiers, run_points)
     first, then = (graphs, frontier) if run_points else (frontier, graphs)
+    kept = "" if run.keep is None else kept_section(run.keep)
     anchors = [*zip(ids, (_title(graph) for graph in run.graphs), strict=True)]
     anchors = (
         [*anchors, ("frontier", "frontier")] if run_points else [("frontier", "frontier"), *anchors]
     )
+    if run.keep is not None:
+        anchors = [(ANCHOR, "kept"), *anchors]
     links = "".join(f'<a href="#{escape(anchor)}">{escape(title)}</a>' for anchor, title in anchors)
     versions = ", ".join(
         f"{name} {version}"
@@ -95,6 +99,7 @@ def report_page(run: SolvedRun, frontiers: Sequence[Frontier] = (), heading: str
 <main>
 <p id="trouble" role="alert" hidden></p>
 <noscript><p>The pictures need JavaScript; the tables are complete without it.</p></noscript>
+{kept}
 {first}
 {then}
 <section id="apply"><h2>How to apply it</h2>

@@ -7,7 +7,7 @@ stands in the page: JSON, gzip, base64.
 
 import base64
 import gzip
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import orjson
@@ -16,7 +16,7 @@ from apsched.artifacts.solved_run import SolvedGraph, SolvedRun
 from apsched.config import Caps
 from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
-from apsched.problem.storage_origins import BUFFERS, KEPT, origin
+from apsched.problem.storage_origins import BUFFERS, KEPT, KEPT_ACROSS, origin, storages_of
 from apsched.report.binding import step_name
 from apsched.report.stall_text import stalls, transfer_name
 from apsched.schedule.analysis.moved_compute import moved_compute
@@ -57,6 +57,7 @@ def packed(data: dict[str, Any]) -> str:
 def _graph(graph: SolvedGraph, strings: Strings) -> dict[str, Any]:
     result = graph.result
     problem = result.problem
+    orders = ("as captured", graph.captured, graph.before), ("solved", problem, graph.after)
     return {
         "name": problem.name,
         "streams": [f"group {name} ({size})" for name, size in _groups(problem)],
@@ -64,9 +65,10 @@ def _graph(graph: SolvedGraph, strings: Strings) -> dict[str, Any]:
         "kept": problem.kept_bytes,
         "kept_count": sum(s.kept for s in problem.storages),
         "kept_label": KEPT,
+        "kept_across": strings(KEPT_ACROSS) if graph.kept_tensors else 0,
         "orders": [
-            _order("as captured", graph.captured, graph.before, result.caps, strings),
-            _order("solved", problem, graph.after, result.caps, strings),
+            _order(*order, result.caps, storages_of(order[1], graph.kept_tensors), strings)
+            for order in orders
         ],
     }
 
@@ -77,7 +79,12 @@ def _groups(problem: Problem) -> Iterable[tuple[str, int]]:
 
 
 def _order(
-    label: str, problem: Problem, schedule: Schedule, caps: Caps, strings: Strings
+    label: str,
+    problem: Problem,
+    schedule: Schedule,
+    caps: Caps,
+    kept_across: Collection[int],
+    strings: Strings,
 ) -> dict[str, Any]:
     timeline = simulate(problem, schedule)
     why = stalls(problem, schedule, timeline, caps)
@@ -96,7 +103,7 @@ def _order(
             "why": [[k, strings(why[k])] for k in sorted(why) if k >= 0],
         },
         "transfers": _transfers(problem, timeline, strings),
-        "lives": _lives(problem, schedule, strings),
+        "lives": _lives(problem, schedule, kept_across, strings),
     }
 
 
@@ -160,10 +167,20 @@ def _form(members: tuple[int, ...], *, coalesced: bool) -> str:
     return f"bucket of {len(members)}, {'coalesced' if coalesced else 'flat'}"
 
 
-def _lives(problem: Problem, schedule: Schedule, strings: Strings) -> dict[str, list[int]]:
-    """Return from which step to which each storage that the caller does not keep is alive."""
+def _lives(
+    problem: Problem, schedule: Schedule, kept_across: Collection[int], strings: Strings
+) -> dict[str, list[int]]:
+    """Return from which step to which each storage that the caller does not keep is alive; those of
+    ``kept_across`` have one label.
+    """
     lives = lifetimes(problem, schedule)
-    labels = [BUFFERS if life.storage < 0 else origin(problem, life.storage) for life in lives]
+
+    def label(storage: int) -> str:
+        if storage in kept_across:
+            return KEPT_ACROSS
+        return BUFFERS if storage < 0 else origin(problem, storage)
+
+    labels = [label(life.storage) for life in lives]
     return {
         "label": [strings(label) for label in labels],
         "first": [life.first for life in lives],

@@ -1,6 +1,6 @@
 "use strict";
 // Bytes alive along the order, one panel for each order, with the cap; a click (or Enter) lists what is alive at that step.
-const PANEL = 150, TITLE = 18, FOOT = 20, TOP_TENSORS = 12;
+const PANEL = 150, TITLE = 18, FOOT = 20, TOP_TENSORS = 12, KEPT_ACROSS = "#882255";
 
 class Memory {
   constructor(figure, graph, order, data, tip) {
@@ -12,6 +12,7 @@ class Memory {
     this.canvas = figure.querySelector("canvas");
     let sum = 0;
     this.live = order.steps.live.map((by) => (sum += by));
+    this.keptAcross = this.aliveOf(graph.kept_across);
     this.peak = this.live.reduce((best, bytes, k) => (bytes > this.live[best] ? k : best), 0);
     this.picked = -1;
     this.view = new View(this.canvas, Math.max(1, this.live.length), () => this.draw());
@@ -20,6 +21,16 @@ class Memory {
     this.canvas.addEventListener("click", (event) => { if (this.view.moved < 5) this.pick(this.stepAt(event.offsetX)); });
     this.canvas.addEventListener("keydown", (event) => { if (event.key === "Enter") this.pick(this.stepAt(this.view.left + this.view.width() / 2)); });
     figure.querySelector("[data-act=peak]").addEventListener("click", () => this.pick(this.peak));
+  }
+  // Bytes alive at each step of the tensors with the label numbered `label`.
+  aliveOf(label) {
+    const { label: labels, first, last, bytes } = this.order.lives, change = new Array(this.live.length + 1).fill(0);
+    for (let i = 0; i < labels.length; i++) {
+      if (labels[i] !== label) continue;
+      change[first[i]] += bytes[i]; change[last[i] + 1] -= bytes[i];
+    }
+    let sum = 0;
+    return change.slice(0, -1).map((by) => (sum += by));
   }
   stepAt(x) { return Math.min(this.live.length - 1, Math.max(0, Math.floor(this.view.valueAt(x)))); }
   scaleTop() {
@@ -42,7 +53,8 @@ class Memory {
       c.beginPath(); c.moveTo(view.left, y(value * unit)); c.lineTo(right, y(value * unit)); c.stroke();
       c.fillText(`${value.toFixed(digits(marks.step))} ${["", "KiB", "MiB", "GiB"][power]}`, view.left - 6, y(value * unit));
     }
-    this.area(c, y, right);
+    this.area(c, y, right, this.live, "#56B4E9", 0.45);
+    if (this.graph.kept_across) this.area(c, y, right, this.keptAcross, KEPT_ACROSS, 0.75);
     c.textBaseline = "top"; c.textAlign = "center";
     c.fillStyle = css("--soft");
     for (const value of ticksOf(view.lo, view.hi, view.width() / 90).at.filter(Number.isInteger)) {
@@ -53,22 +65,22 @@ class Memory {
     this.lines(c, y, right);
   }
   // The most and the least bytes in each pixel: nothing is lost where many steps share one.
-  area(c, y, right) {
-    const view = this.view, first = Math.floor(view.lo), last = Math.min(this.live.length, Math.ceil(view.hi)), base = TITLE + PANEL;
+  area(c, y, right, live, color, alpha) {
+    const view = this.view, first = Math.floor(view.lo), last = Math.min(live.length, Math.ceil(view.hi)), base = TITLE + PANEL;
     c.save(); c.beginPath(); c.rect(view.left, TITLE, right - view.left, PANEL); c.clip();
     c.beginPath(); c.moveTo(view.x(first), base);
-    let column = -1, most = 0, least = 0;
-    const flush = () => { if (column >= 0) { c.lineTo(column, y(most)); if (least !== most) { c.lineTo(column, y(least)); } c.lineTo(column, y(this.lastSeen)); } };
+    let column = -1, most = 0, least = 0, seen = 0;
+    const flush = () => { if (column >= 0) { c.lineTo(column, y(most)); if (least !== most) { c.lineTo(column, y(least)); } c.lineTo(column, y(seen)); } };
     for (let k = first; k < last; k++) {
       const x = view.x(k), wide = view.scale() >= 1;
-      if (wide) { c.lineTo(x, y(this.live[k])); c.lineTo(view.x(k + 1), y(this.live[k])); continue; }
-      if (Math.floor(x) !== column) { flush(); column = Math.floor(x); most = least = this.live[k]; }
-      most = Math.max(most, this.live[k]); least = Math.min(least, this.live[k]); this.lastSeen = this.live[k];
+      if (wide) { c.lineTo(x, y(live[k])); c.lineTo(view.x(k + 1), y(live[k])); continue; }
+      if (Math.floor(x) !== column) { flush(); column = Math.floor(x); most = least = live[k]; }
+      most = Math.max(most, live[k]); least = Math.min(least, live[k]); seen = live[k];
     }
     if (view.scale() < 1) flush();
     c.lineTo(view.x(last), base); c.closePath();
-    c.fillStyle = "#56B4E9"; c.globalAlpha = 0.45; c.fill(); c.globalAlpha = 1;
-    c.strokeStyle = css("--line"); c.lineWidth = 1.3; c.stroke();
+    c.fillStyle = color; c.globalAlpha = alpha; c.fill(); c.globalAlpha = 1;
+    c.strokeStyle = color === KEPT_ACROSS ? color : css("--line"); c.lineWidth = 1.3; c.stroke();
     c.restore();
   }
   lines(c, y, right) {
@@ -84,7 +96,8 @@ class Memory {
     c.fillStyle = css("--text");
     const capText = cap === null ? "no cap" : `cap ${showBytes(cap)}${cap <= this.top ? " (dashed)" : ", above this picture"}`;
     const keptText = kept > 0 ? ` · the caller keeps ${showBytes(kept)} (dotted)` : "";
-    c.fillText(shortened(c, `peak ${showBytes(peak)} at step ${this.peak} ▼ · ${capText}${keptText}`, right - view.left - 4), view.left, TITLE / 2);
+    const acrossText = this.graph.kept_across ? ` · kept from forward to backward up to ${showBytes(this.keptAcross.reduce((a, b) => Math.max(a, b), 0))} (dark)` : "";
+    c.fillText(shortened(c, `peak ${showBytes(peak)} at step ${this.peak} ▼ · ${capText}${keptText}${acrossText}`, right - view.left - 4), view.left, TITLE / 2);
     c.textAlign = "center";
     const x = view.x(this.peak + 0.5);
     if (x >= view.left && x <= right) { c.textBaseline = "bottom"; c.fillText("▼", x, y(peak) + 1); }
@@ -101,6 +114,7 @@ class Memory {
       ["", `${this.order.label}, step ${k}`],
       ["module", this.text(this.order.steps.module[k])],
       ["alive", showBytes(this.live[k])],
+      ["of it kept from forward to backward", this.graph.kept_across ? showBytes(this.keptAcross[k]) : ""],
       ["", "click: what it is"],
     ], event);
   }

@@ -1,0 +1,92 @@
+"""The section of a report on the whole step: the choices that were solved, and what is kept."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from apsched.quantities import show_bytes, show_us
+from apsched.report.answer.kept_words import kept_in_words
+from apsched.report.page.table import table
+
+ANCHOR = "kept"
+
+
+def kept_section(keep: Mapping[str, Any]) -> str:
+    """Return the section on what is kept from forward to backward; ``keep`` is what ``--json`` says
+    of it.
+    """
+    names, kept = keep["parameters"], keep["kept"]
+    again = sorted({*names} - {*kept})
+    cards = "".join(
+        f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>"
+        for value, what in (
+            (show_us(keep["step_time_us"]), "forward and backward"),
+            (
+                f"{100 * keep['gap']:.3f} %",
+                f"gap to the bound over the choices of {show_us(keep['bound_us'])}",
+            ),
+            (
+                show_bytes(keep["peak_memory_bytes"]),
+                f"peak memory, cap {show_bytes(keep['memory_cap_bytes'])}",
+            ),
+            (f"{len(kept)} of {len(names)}", "gathered parameters kept"),
+            (show_bytes(keep["kept_bytes"]), "kept from forward to backward"),
+        )
+    )
+    lists = "".join(
+        f"<li>{verb}: {escape(kept_in_words(some, names))}</li>"
+        for verb, some in (("kept", kept), ("gathered again", again))
+    )
+    return f"""<section class="graph" id="{ANCHOR}" aria-labelledby="{ANCHOR}-head">
+<h2 id="{ANCHOR}-head">Kept from forward to backward</h2>
+<div class="figures">{cards}</div>
+<ul>{lists}</ul>
+{_choices(keep)}
+{_frontier(keep)}
+</section>"""
+
+
+def _choices(keep: Mapping[str, Any]) -> str:
+    """Return the choices that people make beside the one of the answer."""
+    rows = [
+        (name, *_cells(choice), "yes" if choice["fits"] else "no")
+        for name, choice in (*keep["baselines"].items(), ("apsched", keep))
+    ]
+    head = ("choice", *_HEAD, "fits the cap")
+    return f"<h3>Choices</h3>\n<div class=wide>{table(head, rows, best=len(rows) - 1)}</div>"
+
+
+def _frontier(keep: Mapping[str, Any]) -> str:
+    """Return memory against step time: along memory caps where these were solved, else of the
+    choices that were.
+    """
+    along = [one for one in keep.get("along_caps", ()) if one["fits"]]
+    found = along or keep["frontier"]
+    if len(found) < 2 and not along:
+        return ""
+    names = keep["parameters"]
+    rows = [
+        (
+            show_bytes(one["memory_cap_bytes"]) if along else show_bytes(one["peak_memory_bytes"]),
+            *_cells(one),
+            kept_in_words(one["kept"], names),
+        )
+        for one in found
+    ]
+    head = ("memory cap" if along else "memory", *_HEAD, "what is kept")
+    made = table(head, rows, text=(len(head) - 1,))
+    return f"<h3>Memory against step time</h3>\n<div class=wide>{made}</div>"
+
+
+_HEAD = ("kept", "kept bytes", "forward", "backward", "step", "peak memory")
+
+
+def _cells(choice: Mapping[str, Any]) -> tuple[str, ...]:
+    times = (choice[key] for key in ("forward_us", "backward_us", "step_time_us"))
+    peak = choice["peak_memory_bytes"]
+    return (
+        str(choice["num_kept"]),
+        show_bytes(choice["kept_bytes"]),
+        *("" if us is None else show_us(us) for us in times),
+        "" if peak is None else show_bytes(peak),
+    )

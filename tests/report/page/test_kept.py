@@ -1,0 +1,80 @@
+"""What a page says about parameters that are kept from forward to backward."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from apsched.artifacts.solved_run import SolvedRun, load_run
+from apsched.cli.main import main
+from apsched.problem.storage_origins import KEPT_ACROSS, storages_of
+from apsched.quantities import show_us
+from apsched.report.page import report_page
+from apsched.report.page.columns import page_data
+from apsched.schedule.memory import lifetimes
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("kept")
+    words = ["solve", "llama3-debug", "--mesh", "fsdp=8", "--seq", "64", "--layers", "2"]
+    words += ["--budget", "0", "--keep", "auto", "--frontier", "2", "-o", str(directory)]
+    assert main(words) == 0
+    return directory
+
+
+@pytest.fixture(scope="module")
+def solved(directory: Path) -> SolvedRun:
+    return load_run(directory)
+
+
+def test_the_section_has_every_choice_and_what_is_kept(solved: SolvedRun, directory: Path) -> None:
+    keep = json.loads((directory / "result.json").read_text())["keep"]
+    page = report_page(solved).decode()
+    assert '<section class="graph" id="kept"' in page
+    assert '<a href="#kept">kept</a>' in page
+    for name, choice in {**keep["baselines"], "apsched": keep}.items():
+        row = page[page.index(f'<th scope="row">{name}</th>') :]
+        assert f"<td>{show_us(choice['step_time_us'])}</td>" in row[: row.index("</tr>")]
+    assert f"<b>{len(keep['kept'])} of {len(keep['parameters'])}</b>" in page
+    assert page.count("<h3>Memory against step time</h3>") == 1
+    assert "kept from forward to backward up to" in page
+
+
+def test_bytes_of_kept_tensors_have_a_label_of_their_own(solved: SolvedRun) -> None:
+    """At the end of forward and at the beginning of backward they are exactly the bytes kept."""
+    assert solved.keep is not None
+    data = page_data(solved)
+    label = data["strings"].index(KEPT_ACROSS)
+    kept_bytes = solved.keep["kept_bytes"]
+    for shown, last in zip(data["graphs"], (True, False), strict=True):
+        assert shown["kept_across"] == label
+        for order in shown["orders"]:
+            lives = order["lives"]
+            at = len(order["steps"]["live"]) - 1 if last else 0
+            alive = sum(
+                size
+                for name, first, end, size in zip(
+                    lives["label"], lives["first"], lives["last"], lives["bytes"], strict=True
+                )
+                if name == label and first <= at <= end
+            )
+            assert alive == kept_bytes > 0
+
+
+def test_a_tensor_that_is_kept_is_one_storage(solved: SolvedRun) -> None:
+    for graph in solved.graphs:
+        problem = graph.result.problem
+        storages = storages_of(problem, graph.kept_tensors)
+        assert len(storages) == len(graph.kept_tensors) > 0
+        lives = {life.storage for life in lifetimes(problem, graph.after)}
+        assert storages <= lives
+    assert storages_of(problem, ["no node"]) == frozenset()
+
+
+def test_runs_without_the_choice_have_no_section(solved: SolvedRun) -> None:
+    graphs = tuple(replace(graph, kept_tensors=()) for graph in solved.graphs)
+    page = report_page(replace(solved, keep=None, graphs=graphs)).decode()
+    assert 'id="kept"' not in page
+    assert all(not g["kept_across"] for g in page_data(replace(solved, graphs=graphs))["graphs"])
