@@ -7,6 +7,7 @@ from typing import Any
 from apsched.api import capture as capture
 from apsched.api import optimize as optimize
 from apsched.api import solve as solve
+from apsched.api import solve_step as solve_step
 from apsched.calibrate.measure_in_job import measure_costs as measure_costs
 from apsched.capture.graph_module import capture_graph as capture_graph
 from apsched.capture.micro_batches import micro_batches as micro_batches
@@ -31,6 +32,7 @@ from apsched.problem.plan.plan_file import load_plan as load_plan
 from apsched.problem.plan.rules import Plan as Plan
 from apsched.problem.plan.rules import Rule as Rule
 from apsched.problem.problem import Problem as Problem
+from apsched.report.answer.step import StepResult as StepResult
 from apsched.schedule.schedule import Schedule as Schedule
 from apsched.schedule.simulate import simulate as simulate
 from apsched.schedule.verify import verify as verify

@@ -1,7 +1,7 @@
 """``apsched.optimize`` and ``apsched.solve``: a graph in, its fastest order out, with a proof."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from enum import Enum
@@ -11,6 +11,7 @@ from typing import Final, Literal
 import networkx as nx
 import torch
 
+from apsched.capture.captured import Capture
 from apsched.capture.fake_world import world
 from apsched.capture.function import capture_own
 from apsched.capture.graph_module import capture_graph, direction_of
@@ -19,6 +20,8 @@ from apsched.compiler.schedule_graph import kept_as_it_was
 from apsched.compiler.settings import Settings, memory_cap_of
 from apsched.config import (
     DEFAULT_COMPUTE_MOVE,
+    DEFAULT_OPTIMIZER,
+    DEFAULT_RESERVE,
     Caps,
     SolveOptions,
     scenario_options,
@@ -31,11 +34,13 @@ from apsched.errors import InputError
 from apsched.graph.export.export import export_graph
 from apsched.models.mesh import MeshSpec
 from apsched.pipeline.assumptions import check_hints
+from apsched.pipeline.load import LoadedGraph, beside_each_other, loaded_graph
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import (
     SolveRequest,
     caps_of_problem,
     solve_problem,
+    under_plan,
     with_shares,
 )
 from apsched.problem.build import build_problem
@@ -47,6 +52,10 @@ from apsched.problem.plan.rules import Plan
 from apsched.problem.problem import Problem
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap, checked_group_ranks
+from apsched.report.answer.step import StepResult
+from apsched.whole_step.keep_request import keep_request, plan_for
+from apsched.whole_step.pair import Step, kept_tensors
+from apsched.whole_step.search import solve_choice
 
 
 class _LeftOut(Enum):
@@ -306,6 +315,109 @@ def solve(
     result = solve_problem(problem, limits, request, progress, without_bitwise=without_bitwise)
     result = replace(result, cluster=cluster)
     return result if dag is None else with_shares(result, dag)
+
+
+def solve_step(
+    model: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    mesh: str | None = None,
+    *,
+    keep: str | PathLike[str] | Iterable[str] = "auto",
+    cluster: str = DEFAULT_CLUSTER,
+    activation_checkpoint: str = "none",
+    caps: Caps | None = None,
+    options: SolveOptions | None = None,
+    memory_cap: int | str | None = None,
+    optimizer: str = DEFAULT_OPTIMIZER,
+    reserve: float = DEFAULT_RESERVE,
+    plan: Plan | str | PathLike[str] | None = None,
+    second_group: bool = False,
+    time_slack: float | None = None,
+    budget: float | None = None,
+    seed: int | None = None,
+) -> StepResult:
+    """Return the fastest training step of ``model`` that fits: forward and backward solved under
+    one memory cap, together with the choice of the gathered parameters that are kept in between.
+
+    Nothing is computed, and no GPU is needed. ``model``, ``inputs``, ``mesh`` and
+    ``activation_checkpoint`` are those of :func:`apsched.capture`: the model is sharded in place.
+
+    Parameters
+    ----------
+    keep
+        ``"auto"``, ``"none"``, ``"all"``, names of parameters (or regular expressions), or a file
+        of such.
+    memory_cap
+        Bytes of each graph, or a text as for ``--memory-cap``. By default the memory of the
+        cluster's device, less what it holds beside the graphs with ``optimizer`` and ``reserve``.
+    caps, options, time_slack, budget, seed, second_group
+        As for :func:`apsched.solve`; without ``caps`` compute moves by at most 200 places.
+    plan
+        Rules for collectives and, with ``keep="auto"``, for parameters (``keep = true``).
+
+    Raises
+    ------
+    InputError
+        where the model cannot be traced, or an argument cannot be used.
+    """
+    wanted = keep_request(keep, "keep")
+    limits = Caps(max_compute_move=DEFAULT_COMPUTE_MOVE) if caps is None else caps
+    search = {"time_slack": time_slack, "budget": budget, "seed": seed}
+    request = SolveRequest(
+        caps=limits,
+        memory_cap=_memory_cap_once(memory_cap, limits),
+        optimizer=optimizer,
+        reserve=reserve,
+        options=with_keywords(options or SolveOptions(), "options", search),
+        plan=plan_for(as_plan(plan), wanted),
+        second_group=second_group,
+    )
+    spec = None if mesh is None else MeshSpec.parse(mesh)
+    with world(spec.world_size) if spec is not None else nullcontext():
+        found = capture_own(
+            model,
+            tuple(inputs),
+            source=type(model).__name__,
+            num_ranks=None if spec is None else spec.world_size,
+            mesh=spec,
+            activation_checkpoint=activation_checkpoint,
+        )
+        for warning in found.warnings:
+            warnings.warn(warning, stacklevel=2)
+        graphs = under_plan(_priced(found, cluster), request)
+        step = Step.of(graphs, request, Progress(quiet=True))
+        answer = solve_choice(step, wanted, "keep")
+        return StepResult(answer=answer, kept_tensors=kept_tensors(graphs, answer.best.graphs))
+
+
+def _memory_cap_once(stated: int | str | None, caps: Caps) -> MemoryCap | None:
+    if caps.memory_cap_bytes is None:
+        return memory_cap_of(stated, "memory_cap")
+    if stated is not None:
+        raise InputError("memory_cap: expected it once, found it in caps, too; leave one out")
+    return MemoryCap(size_bytes=caps.memory_cap_bytes)
+
+
+def _priced(found: Capture, name: str) -> tuple[LoadedGraph, ...]:
+    """Return the graphs of ``found`` with the prices and the device of the cluster called
+    ``name``.
+    """
+    cluster = load_cluster(name)
+    ranks = {name: tuple(range(size)) for name, size in found.group_sizes.items()}
+    ranks |= {name: known for name, known in found.group_ranks.items() if known}
+    prices = ClusterCostModel(cluster, ranks)
+    graphs = (
+        loaded_graph(
+            graph,
+            prices,
+            cluster=cluster.name,
+            group_ranks=ranks,
+            device_memory_bytes=cluster.device.memory_bytes,
+            progress=Progress(quiet=True),
+        )
+        for graph in found.graphs
+    )
+    return beside_each_other(tuple(graphs), cluster)
 
 
 def _stated_memory_cap(memory_cap: int | str | None, same: int | str | None) -> MemoryCap | None:

@@ -6,6 +6,7 @@ compiles. Each ``apsched`` command has arguments that the command line accepts.
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ RUN = {
     "train.py": "tests/compiler/test_example.py",
     "my_model.py": "test_your_own_model",
     "my_study.py": "test_a_study_from_python",
+    "my_step.py": "test_a_step_from_python",
 }
 """File of a block -> the test that runs it."""
 
@@ -76,3 +78,15 @@ def test_a_study_from_python(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = (b for b in blocks_of(ROOT / "docs" / "studies.md") if b.file == "my_study.py")
     exec(compile(block.code, block.page, "exec"), {})
     assert "StudyResult: 4 points on 2 frontiers" in capsys.readouterr().out
+
+
+def test_a_step_from_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The program of docs/keep.md."""
+    (block,) = (b for b in blocks_of(ROOT / "docs" / "keep.md") if b.file == "my_step.py")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(block.code, block.page, "exec"), names)
+    assert "kept from forward to backward: " in capsys.readouterr().out
+    assert (tmp_path / "kept.txt").read_text().split() == [*names["step"].kept]

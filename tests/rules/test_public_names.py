@@ -12,7 +12,16 @@ import pytest
 import apsched
 
 NAMES = (
-    *("optimize", "solve", "backend", "inductor_pass", "tune_fsdp2", "ddp_buckets"),
+    *(
+        "optimize",
+        "solve",
+        "solve_step",
+        "StepResult",
+        "backend",
+        "inductor_pass",
+        "tune_fsdp2",
+        "ddp_buckets",
+    ),
     "micro_batches",
     "study",
     *("Caps", "SolveOptions", "Plan", "Rule", "load_plan"),

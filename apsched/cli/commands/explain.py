@@ -58,8 +58,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     progress = Progress()
     begin_to_compile(progress)
     with loaded(wanted, costs, which, progress, kept=kept) as source:
-        graphs = under_plan(source.graphs, request)
-        graphs, results, step, more = _solved(graphs, request, keep, progress)
+        posed = under_plan(source.graphs, request)
+        graphs, results, step, more = _solved(posed, request, keep, progress)
         found = [
             (result, _relaxed(graph, result, costs, request, progress) if result.best else ())
             for graph, result in zip(graphs, results, strict=True)

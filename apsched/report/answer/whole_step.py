@@ -150,7 +150,8 @@ def more_memory_lines(found: MoreMemory) -> tuple[str, ...]:
         gain = f"no gain found; {possible}" if found.possible_ticks else "gains nothing (proven)"
         return (f"one more {show_bytes(found.more_bytes)} ({caps}): {gain}",)
     share = 100 * found.gain_ticks / now.best.step_ticks
-    at_least = show_us(ticks_to_us(found.proven_ticks))
+    if found.proven_ticks:
+        possible = f"at least {show_us(ticks_to_us(found.proven_ticks))}, {possible}"
     size = show_bytes(abs(more.best.kept_bytes - now.best.kept_bytes))
     changes = [
         f"{len(names)} {verb} ({kept_in_words(names, now.names)})"
@@ -160,7 +161,7 @@ def more_memory_lines(found: MoreMemory) -> tuple[str, ...]:
     less = "less" if more.best.kept_bytes < now.best.kept_bytes else "more"
     return (
         f"one more {show_bytes(found.more_bytes)} ({caps}):"
-        f" -{show_us(ticks_to_us(found.gain_ticks))} ({share:.2f} %), proven: at least {at_least},"
+        f" -{show_us(ticks_to_us(found.gain_ticks))} ({share:.2f} %), proven:"
         f" {possible}",
         f"  {', '.join(changes)}: {size} {less}" if changes else "  the same parameters are kept",
     )

@@ -1,0 +1,67 @@
+"""The answer for a whole step as Python has it."""
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from apsched.atomic_files import write_atomic
+from apsched.pipeline.result import Result
+from apsched.report.answer.whole_step import keep_json, kept_lines
+from apsched.units import ticks_to_us
+from apsched.whole_step.keep_request import kept_file
+from apsched.whole_step.search import StepAnswer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StepResult:
+    """A step whose forward and backward graph were solved together."""
+
+    answer: StepAnswer
+    kept_tensors: dict[str, tuple[str, ...]]
+    """Graph -> nodes whose values are kept, for ``plot_memory``."""
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Sorted names of the parameters that are kept from forward to backward."""
+        return tuple(sorted(self.answer.best.kept))
+
+    @property
+    def results(self) -> tuple[Result, Result]:
+        """The answers for forward and backward with these parameters kept."""
+        return self.answer.best.results
+
+    @property
+    def step_time_us(self) -> float | None:
+        """Forward and backward, one after the other; ``None`` where no choice fits."""
+        best = self.answer.best
+        return ticks_to_us(best.step_ticks) if best.fits else None
+
+    @property
+    def bound_us(self) -> float:
+        """No choice that fits is faster."""
+        return ticks_to_us(self.answer.bound.ticks)
+
+    @property
+    def gap(self) -> float:
+        """(step time - bound) / step time."""
+        return self.answer.gap
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """The higher peak of both graphs; ``None`` where no choice fits."""
+        return self.answer.best.peak_bytes if self.answer.best.fits else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what ``apsched solve --json`` says as ``keep``: the figures of each choice solved,
+        and the frontier of memory and step time among them.
+        """
+        return keep_json(self.answer) | {"tensors": self.kept_tensors}
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the names kept to a file that ``--keep`` and ``keep=`` take."""
+        write_atomic(Path(path), kept_file(self.answer.best.kept))
+
+    def __repr__(self) -> str:
+        """The step, what is kept, and memory against step time."""
+        return "\n".join(("apsched.StepResult", *(f"  {line}" for line in kept_lines(self.answer))))

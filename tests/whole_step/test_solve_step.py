@@ -1,0 +1,85 @@
+"""``apsched.solve_step``: the step of a module of the user's own, in Python."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import apsched
+from apsched.config import Caps
+
+WIDTH, LAYERS = 64, 3
+
+
+class Blocks(nn.Module):
+    """Linear layers in a list, as blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x.sum()
+
+
+def solved(**options: object) -> apsched.StepResult:
+    with torch.device("meta"):
+        model, x = Blocks(), torch.empty(16, WIDTH)
+    return apsched.solve_step(model, (x,), "fsdp=8", budget=0, **options)
+
+
+def test_the_step_is_both_graphs_with_what_is_kept(tmp_path: Path) -> None:
+    step = solved()
+    forward, backward = step.results
+    assert step.step_time_us is not None
+    assert step.step_time_us == pytest.approx(
+        (forward.step_time_us or 0) + (backward.step_time_us or 0)
+    )
+    assert step.bound_us <= step.step_time_us
+    assert 0 <= step.gap < 1
+    assert step.kept
+    assert set(step.kept) <= {f"layers.{k}.weight" for k in range(LAYERS)}
+    again = solved(keep="none")
+    assert again.kept == ()
+    assert step.step_time_us <= (again.step_time_us or 0)
+    gathers = [len(s.results[1].problem.collectives) for s in (step, again)]
+    assert gathers[0] < gathers[1]
+    assert step.as_dict()["kept"] == list(step.kept)
+    assert len(step.as_dict()["tensors"]["backward"]) == len(step.kept)
+    step.save(tmp_path / "kept.txt")
+    same = solved(keep=tmp_path / "kept.txt")
+    assert same.kept == step.kept
+    assert same.step_time_us == step.step_time_us
+    assert solved(keep=step.kept).kept == step.kept
+    lines = repr(step).splitlines()
+    assert lines[0] == "apsched.StepResult"
+    count = step.as_dict()["num_parameters"]
+    assert f"kept from forward to backward: {len(step.kept)} of {count} parameters" in lines[2]
+
+
+def test_a_cap_that_nothing_fits_has_no_step_time() -> None:
+    step = solved(memory_cap=1024)
+    assert step.step_time_us is None
+    assert step.peak_memory_bytes is None
+    assert "no choice fits" in repr(step)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": ["layers.9.weight"]}, r"keep: expected parameters .* 'layers\.9\.weight' fits"),
+        ({"keep": 3}, "keep: expected auto, none, all, a file or names of parameters; found 3"),
+        (
+            {"memory_cap": "1GiB", "caps": Caps(memory_cap_bytes=2**30)},
+            "memory_cap: expected it once, found it in caps, too",
+        ),
+        ({"cluster": "h1000"}, "h1000"),
+        ({"optimizer": "adamax"}, "adamax"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(options: dict[str, object], message: str) -> None:
+    with pytest.raises(apsched.InputError, match=message):
+        solved(**options)
