@@ -97,7 +97,7 @@ def scenario_options(
         for name in stated:
             flag = dashes + ("robust" if name == "measure" else name)
             raise InputError(
-                f"{flag}: it says which scenarios count; state how many with {dashes}scenarios"
+                f"{flag}: it is about scenarios; state their number with {dashes}scenarios"
             )
         return None
     return ScenarioOptions(count=count, **stated)  # type: ignore[arg-type]

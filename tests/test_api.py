@@ -181,7 +181,7 @@ def test_caps_say_how_far_compute_moves(gm: torch.fx.GraphModule) -> None:
         ({"caps": {"memory_cap_bytes": 1}, "memory_cap_bytes": 1}, "memory_cap_bytes"),
         ({"caps": {"max_compute_move": 1}, "max_compute_move": None}, "max_compute_move"),
         ({"options": {"seed": 1}, "seed": 0}, "seed: expected it once, found it in options"),
-        ({"noise": 0.1}, "noise: it says which scenarios count"),
+        ({"noise": 0.1}, "noise: it is about scenarios"),
     ],
 )
 def test_what_is_given_twice_is_refused(

@@ -108,7 +108,7 @@ def load_run(path: str | Path) -> SolvedRun:
         or not isinstance(report.get("graphs"), list)
     ):
         raise InputError(
-            f"{file}: expected what `apsched solve` writes (schema {_SCHEMA}), found something"
+            f"{file}: expected a file of `apsched solve` (schema {_SCHEMA}), found something"
             " else; solve again"
         )
     try:
@@ -138,8 +138,8 @@ def _load_graph(path: Path, entry: Mapping[str, Any]) -> SolvedGraph:
     name = one_component(str(entry["name"]), f"{path / RESULT_FILE}: name of a graph")
     if entry["step_time_us"] is None:
         raise InputError(
-            f"{path}: no schedule fits {name}, so there is nothing to show; `apsched explain`"
-            " says why"
+            f"{path}: no schedule fits {name}, so there is nothing to show; `apsched explain` gives"
+            " the reason"
         )
     return solved_graph(path, f"{name}.graph", f"{name}.schedule.json", entry)
 
@@ -210,7 +210,7 @@ def _check_figures(
     if found != claimed:
         raise InputError(
             f"{path}: expected files of one run, found a {schedule_file} that gives {found} (step"
-            f" ticks, peak bytes, launches) on {graph_file} where the answer kept says {claimed};"
+            f" ticks, peak bytes, launches) on {graph_file} where the saved answer has {claimed};"
             " solve again"
         )
 

@@ -99,6 +99,6 @@ def all_measured(failure: Exception | None) -> None:
         rank, reason = failed[0]
         more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
         raise InputError(
-            f"process rank {rank}{more} could not measure its operators: {reason}; measure where"
-            " that is mended"
+            f"process rank {rank}{more} could not measure its operators: {reason}; repair that and"
+            " measure again"
         ) from failure

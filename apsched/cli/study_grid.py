@@ -69,7 +69,7 @@ def answer_grid(grid: Grid, engine: Engine, stream: TextIO | None = None) -> Non
     """Answer all that is open; ``stream`` gets the progress (default: stderr)."""
     labels = [", ".join(f"{name} {value}" for name, value in each.items()) for each in grid.labels]
     board = Board(grid.lives, engine.slots, stream, labels)
-    answer(grid.lives, engine, grid.run_id, board.told, board.asking)
+    answer(grid.lives, engine, grid.run_id, board.after_answer, board.before_question)
     engine.stop()
     grid.store.end_run(grid.run_id, _now(), sum(len(live.known) for live in grid.lives))
 
@@ -133,7 +133,7 @@ def opened(args: argparse.Namespace) -> tuple[Store, str]:
     return store, run_id
 
 
-def ask_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
+def run_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
     """Answer one question about other hardware or another size directly."""
     if args.vary:
         raise InputError(
@@ -167,7 +167,7 @@ def ask_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
         ),
     ]
     board = Board(lives, engine.slots)
-    answer(lives, engine, run_id, board.told, board.asking)
+    answer(lives, engine, run_id, board.after_answer, board.before_question)
     engine.stop()
     pairs = list(zip(lives[: len(before)], lives[len(before) :], strict=True))
     for one, other in pairs:

@@ -128,7 +128,7 @@ def apsched_pipeline(
     place = names.index(REPLACED)
     if later := [name for name in names[place:] if name in _AFTERWARDS]:
         raise InputError(
-            f"expected no pass behind apsched's that orders collectives anew, found {later[0]};"
+            f"expected no pass after apsched's that orders collectives again, found {later[0]};"
             " turn off --compile.enable_fsdp_dense_region_overlap and"
             " --compile.ep_overlap.enabled, or choose another pipeline"
         )

@@ -78,10 +78,10 @@ class Fsdp2Tuning:
     def __str__(self) -> str:
         """Return one line about it."""
         if self.settings is None:
-            return "FSDP2 stays as it was"
+            return "FSDP2 stays unchanged"
         return (
             f"FSDP2 tuned: {len(self.settings.units)} units, step time"
-            f" {show_us(self.step_time_us)} predicted, {show_us(self.untuned_us)} as it was"
+            f" {show_us(self.step_time_us)} predicted, {show_us(self.untuned_us)} untuned"
             f" ({100 * self.gain:.1f} % less)"
         )
 

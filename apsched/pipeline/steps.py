@@ -129,8 +129,8 @@ def check_round_trip(name: str, rewritten: Rewritten) -> None:
     """Raise RoundTripError where the rewritten graph ``name`` is not what was claimed."""
     if not rewritten.round_trip.exact:
         raise RoundTripError(
-            f"{name}: expected the rewritten graph, exported and simulated again, to be what was"
-            f" claimed; {rewritten.round_trip.difference}: it is not handed out (a bug of apsched,"
-            " unless the cost model prices the same node differently; report it with the graph"
-            " file)"
+            f"{name}: expected the rewritten graph, exported and simulated again, to have the"
+            f" claimed figures; {rewritten.round_trip.difference}: it is not returned (a bug of"
+            " apsched, unless the cost model prices the same node differently; report it with the"
+            " graph file)"
         )

@@ -46,8 +46,8 @@ def contention_off(choice: ContentionChoice, cluster: Cluster) -> tuple[str, ...
         return ()
     return (
         f"contention is off: cluster {cluster.name} states that compute takes"
-        f" {cluster.compute_slowdown:g} times as long beside collectives; --contention compute"
-        " counts that",
+        f" {cluster.compute_slowdown:g} times as long during collectives;"
+        " --contention compute includes that",
     )
 
 

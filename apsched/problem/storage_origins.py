@@ -12,13 +12,13 @@ KEPT_ACROSS = "kept from forward to backward"
 
 
 def origin(problem: Problem, storage: int) -> str:
-    """Return where a storage comes from: its module with layers as ``*`` and what made it, or that
-    the graph was given it.
+    """Return the origin of a storage: its module with layers as ``*`` and the node that made it, or
+    that it is an input of the graph.
     """
     uses = problem.storages[storage]
     if uses.birth < 0:
         module = _layerless(problem.modules[uses.uses[0]]) if uses.uses else ""
-        return f"given to the graph: {module}" if module else "given to the graph"
+        return f"input of the graph: {module}" if module else "input of the graph"
     collective = problem.collective_of_node.get(uses.birth)
     module = _layerless(problem.modules[uses.birth])
     if collective is not None:

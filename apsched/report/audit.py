@@ -137,7 +137,7 @@ def _change_text(problem: Problem, before: Scored, change: Change) -> str:
     now, then = (_launches(problem, scored, change.key) for scored in (before, change.scored))
     return (
         f"{key.kind} on group {key.group} ({key.dtype}) in {then} launch{'es' if then != 1 else ''}"
-        f" instead of {now}, placed anew"
+        f" instead of {now}, in new places"
     )
 
 

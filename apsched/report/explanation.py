@@ -131,7 +131,8 @@ def print_infeasible(out: Console, name: str, why: Infeasibility) -> None:
     out.print(table)
     if why.places:
         out.print(
-            "\n  where memory is short, with every buffer held as briefly as can be:", markup=False
+            "\n  where memory is short, with every buffer held as briefly as possible:",
+            markup=False,
         )
     for k, place in enumerate(why.places):
         out.print(
@@ -150,7 +151,7 @@ def print_infeasible(out: Console, name: str, why: Infeasibility) -> None:
 
 def _need_cells(relaxation: Relaxation) -> tuple[str, str]:
     too = (
-        f"; {' and '.join(FLAG_OF_CAP[cap] for cap in relaxation.lifted)} must give way, too"
+        f"; {' and '.join(FLAG_OF_CAP[cap] for cap in relaxation.lifted)} must be relaxed, too"
         if relaxation.lifted
         else ""
     )

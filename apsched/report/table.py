@@ -1,6 +1,7 @@
 """The two forms of output: a table for people, and one JSON object for programs."""
 
 import json
+import textwrap
 from collections.abc import Collection, Sequence
 from typing import Any, TextIO
 
@@ -12,14 +13,18 @@ _WIDTH_OFF_TERMINAL = 200
 
 
 class _Console(Console):
-    """A console that raises at a closed pipe (Rich would end the process with status 1), and that
-    prints no spaces at the ends of lines off a terminal.
+    """A console that raises at a closed pipe (Rich would end the process with status 1), that
+    indents the rest of a line too long for the terminal, and that prints no spaces at the ends of
+    lines off a terminal.
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print as Rich does; off a terminal without the spaces that pad the last column."""
+        """Print as Rich does: on a terminal with long lines of text wrapped and indented, off a
+        terminal without the spaces that pad the last column.
+        """
         if self.is_terminal:
-            super().print(*objects, **options)
+            wrapped = (hanging(x, self.width) if isinstance(x, str) else x for x in objects)
+            super().print(*wrapped, **options)
             return
         with self.capture() as printed:
             super().print(*objects, **options)
@@ -36,6 +41,24 @@ def console(stream: TextIO) -> Console:
     """Return a console that wraps lines on terminals only."""
     width = None if stream.isatty() else _WIDTH_OFF_TERMINAL
     return _Console(file=stream, width=width, highlight=False, soft_wrap=not stream.isatty())
+
+
+def hanging(text: str, width: int) -> str:
+    """Return ``text`` with lines of at most ``width`` columns, where words allow; the rest of a
+    line stands two columns further to the right than its begin.
+    """
+    lines = []
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        lines += textwrap.wrap(
+            line,
+            max(width, len(indent) + 1),
+            subsequent_indent=indent,
+            drop_whitespace=True,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [line]
+    return "\n".join(lines)
 
 
 def plain_table(

@@ -279,7 +279,7 @@ def resolved(stated: Stated, top: Outcome | RangeEnds) -> list[int | None]:
     if most < low:
         raise InputError(
             f"--vary memory_cap: expected a range that rises; found one from {low} to {most} bytes,"
-            " the floor counted in"
+            " the floor included"
         )
     caps: list[int | None] = [
         low + (most - low) * k // max(stated.count - 1, 1) for k in range(stated.count)

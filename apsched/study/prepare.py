@@ -74,7 +74,7 @@ def prepare(
         classify(setting.request.source)
         if setting.keep.mode == AUTO and setting.speeds != Speeds():
             raise InputError(
-                "--vary network, compute: what --keep auto keeps is chosen at the costs of the"
+                "--vary network, compute: --keep auto chooses parameters at the costs of the"
                 " cluster; state a cluster file with other speeds"
             )
     graphs: dict[Key, tuple[GraphRow, ...]] = {}
@@ -315,9 +315,9 @@ def _kept_stored(
 def _kept_id(setting: Setting, again: Sequence[GraphRow], cap: str | None) -> str:
     """Return a name for what the choice of kept parameters depends on."""
     described = setting.described()
-    mine = described if setting.keep.mode == AUTO else {"keep": described["keep"]}
+    identity = described if setting.keep.mode == AUTO else {"keep": described["keep"]}
     ids = [row.graph_id for row in again]
-    return digest({"graphs": ids, "memory_cap": cap, "version": __version__, "asked": mine})
+    return digest({"graphs": ids, "memory_cap": cap, "version": __version__, "asked": identity})
 
 
 def _has_range(memory: MemoryAxis) -> bool:

@@ -102,11 +102,11 @@ def run(
     lives: Sequence[OpenChain],
     engine: Engine,
     run_id: str,
-    told: Callable[[], None] = lambda: None,
-    asking: Callable[[OpenChain, Job], None] = lambda live, job: None,
+    after_answer: Callable[[], None] = lambda: None,
+    before_question: Callable[[OpenChain, Job], None] = lambda live, job: None,
 ) -> None:
-    """Answer all that is open; ``asking`` is called before each question, ``told`` after each
-    answer. An interrupt stops the engine and goes on up.
+    """Answer all open questions; ``before_question`` is called before each question,
+    ``after_answer`` after each answer. An interrupt stops the engine and is raised again.
     """
     ready = deque((live, job) for live in lives for job in _taken(live))
     futures: dict[Future[Outcome], tuple[OpenChain, Job]] = {}
@@ -115,7 +115,7 @@ def run(
         while ready or futures:
             while ready and len(futures) < engine.slots:
                 live, job = ready.popleft()
-                asking(live, job)
+                before_question(live, job)
                 futures[_submitted(live, job, engine)] = live, job
                 if engine.slots == 1:
                     break
@@ -128,8 +128,8 @@ def run(
                     attempts[name] = attempts.get(name, 0) + 1
                     if attempts[name] >= MOST_ATTEMPTS:
                         raise ApschedError(
-                            f"a worker was lost {MOST_ATTEMPTS} times on one question; what is"
-                            " answered is kept"
+                            f"a worker was lost {MOST_ATTEMPTS} times on one question; answers"
+                            " so far are saved"
                         ) from error
                     engine.lost()
                     ready.appendleft((live, job))
@@ -139,7 +139,7 @@ def run(
                     raise error
                 _keep(live, job, future.result(), run_id)
                 ready.extendleft((live, job) for job in reversed(_taken(live)))
-                told()
+                after_answer()
     except BaseException:
         with _uninterrupted():
             engine.stop()
@@ -156,10 +156,10 @@ def share_schedules(one: OpenChain, other: OpenChain, run_id: str) -> None:
     ):
         return
     for live, giver in ((one, other), (other, one)):
-        own, given = live.points()[0], giver.points()[0]
+        own, theirs = live.points()[0], giver.points()[0]
         cap = own.outcome.memory_cap_bytes
-        if given.schedule is None or (
-            cap is not None and (given.outcome.peak_memory_bytes or 0) > cap
+        if theirs.schedule is None or (
+            cap is not None and (theirs.outcome.peak_memory_bytes or 0) > cap
         ):
             continue
         o = own.outcome
@@ -171,13 +171,13 @@ def share_schedules(one: OpenChain, other: OpenChain, run_id: str) -> None:
         )
         starts = tuple(
             live.store.schedule_content(point)
-            for point in (own, given)
+            for point in (own, theirs)
             if point.schedule is not None
         )
         _keep(
             live,
             Job(name=live.first, memory_cap=None),
-            point_along_caps(_asked(live), cap, starts, known),
+            point_along_caps(_question(live), cap, starts, known),
             run_id,
         )
 
@@ -189,16 +189,16 @@ def _taken(live: OpenChain) -> tuple[Job, ...]:
 
 
 def _submitted(live: OpenChain, job: Job, engine: Engine) -> Future[Outcome]:
-    asked = _asked(live)
+    question = _question(live)
     if not job.starts:
-        return _handed(engine, solve_point, asked, job.memory_cap)
+        return _handed(engine, solve_point, question, job.memory_cap)
     starts = tuple(
         live.store.schedule_content(point)
         for name in job.starts
         if (point := live.store.point(live.id_of(name))) is not None
     )
     assert job.memory_cap is not None
-    return _handed(engine, point_along_caps, asked, job.memory_cap.size_bytes, starts, job.known)
+    return _handed(engine, point_along_caps, question, job.memory_cap.size_bytes, starts, job.known)
 
 
 def _handed(engine: Engine, function: Callable[..., Outcome], *args: Any) -> Future[Outcome]:
@@ -211,7 +211,7 @@ def _handed(engine: Engine, function: Callable[..., Outcome], *args: Any) -> Fut
         return engine.executor().submit(function, *args)
 
 
-def _asked(live: OpenChain) -> Question:
+def _question(live: OpenChain) -> Question:
     setting, graph = live.prepared.setting, live.prepared.graph
     return Question(
         graph=live.store.graph_content(graph),
@@ -273,14 +273,14 @@ class Board:
         self._last = 0.0
         self._began = time.monotonic()
 
-    def asking(self, live: OpenChain, job: Job) -> None:
+    def before_question(self, live: OpenChain, job: Job) -> None:
         """Report progress with the question that is asked now, unless the last report is recent."""
         label = self._labels.get(id(live), "")
         cap = f"memory cap {_cap_text(job)}"
         self._question = ", ".join(filter(None, (label, live.prepared.graph.name, cap)))
-        self.told()
+        self.after_answer()
 
-    def told(self) -> None:
+    def after_answer(self) -> None:
         """Report progress, unless the last report is recent."""
         now = time.monotonic()
         done, total = self.counts()

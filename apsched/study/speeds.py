@@ -43,7 +43,7 @@ def parse_times(text: str, label: str) -> float:
     value = float(match["number"]) if match else 0.0
     if not _LEAST <= value <= _MOST:
         raise InputError(
-            f"{label}: expected how many times as fast, such as 2x or 0.8x; found {text!r}"
+            f"{label}: expected a factor of the speed, such as 2x or 0.8x; found {text!r}"
         )
     return value
 
@@ -70,7 +70,7 @@ def _on_network(dag: nx.DiGraph, factor: float, cluster: Cluster | None) -> tupl
     if cluster is None:
         raise InputError(
             f"network: the cluster {dag.graph['cluster']!r} of {dag.graph['name']} is not known"
-            " here, so neither is which groups leave a node; state --cluster FILE"
+            " here, nor are the groups that leave a node; state --cluster FILE"
         )
     problem = build_problem(dag)
     faster = faster_network(
@@ -83,7 +83,7 @@ def _on_network(dag: nx.DiGraph, factor: float, cluster: Cluster | None) -> tupl
     for before, after in zip(problem.keys, faster.problem.keys, strict=True):
         if before.price != after.price:
             curves[collective_curve_name(before.kind, before.group)] = after.price
-    notes = _said(faster.scaled, "latency kept, time per byte scaled") + _said(
+    notes = _scaling_notes(faster.scaled, "latency kept, time per byte scaled") + _scaling_notes(
         faster.unchanged, "limited by the links inside the nodes, which stay"
     )
     if not (faster.priced_anew or faster.scaled or faster.unchanged):
@@ -91,7 +91,7 @@ def _on_network(dag: nx.DiGraph, factor: float, cluster: Cluster | None) -> tupl
     return notes
 
 
-def _said(groups: tuple[str, ...], what: str) -> tuple[str, ...]:
+def _scaling_notes(groups: tuple[str, ...], what: str) -> tuple[str, ...]:
     return (
         (f"network: group{'s' if len(groups) > 1 else ''} {', '.join(groups)}: {what}",)
         if groups

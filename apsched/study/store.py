@@ -207,8 +207,8 @@ class Store:
                     yield db
         except sqlite3.OperationalError as error:
             raise InputError(
-                f"{path}: cannot read or write the study: {error}; answers that were kept before"
-                " are whole: the same command goes on from there"
+                f"{path}: cannot read or write the study: {error}; answers that were saved before"
+                " are complete: the same command resumes it"
             ) from None
         except sqlite3.DatabaseError as error:
             raise InputError(f"{path}: expected the file of a study, found: {error}") from None

@@ -95,44 +95,44 @@ class Outcome:
         )
 
 
-def solve_point(asked: Question, memory_cap: MemoryCap | None) -> Outcome:
+def solve_point(question: Question, memory_cap: MemoryCap | None) -> Outcome:
     """Return the answer of the solver; ``None`` is the device's memory."""
     began = time.perf_counter()
     if memory_cap is not None and not memory_cap.above_floor:
-        memory_cap = MemoryCap(size_bytes=_inside(memory_cap.size_bytes, asked))
-    request = replace(asked.request, memory_cap=memory_cap)
-    result = solve_graph(_graph(asked), request, Progress(quiet=True))
-    return _outcome(result, SOLVED, began, asked.shard_bytes)
+        memory_cap = MemoryCap(size_bytes=_inside(memory_cap.size_bytes, question))
+    request = replace(question.request, memory_cap=memory_cap)
+    result = solve_graph(_graph(question), request, Progress(quiet=True))
+    return _outcome(result, SOLVED, began, question.shard_bytes)
 
 
-def _inside(cap_bytes: int | None, asked: Question) -> int | None:
+def _inside(cap_bytes: int | None, question: Question) -> int | None:
     """Return what a memory cap leaves for the graph itself."""
-    return None if cap_bytes is None else max(cap_bytes - asked.shard_bytes, 0)
+    return None if cap_bytes is None else max(cap_bytes - question.shard_bytes, 0)
 
 
 def point_along_caps(
-    asked: Question, memory_cap_bytes: int | None, starts: tuple[bytes, ...], known: Known
+    question: Question, memory_cap_bytes: int | None, starts: tuple[bytes, ...], known: Known
 ) -> Outcome:
     """Return the answer under a cap that at least one of ``starts``, contents of schedule files,
     keeps.
     """
     began = time.perf_counter()
-    along = _along(asked)
-    schedules = tuple(_schedule(asked, start) for start in starts)
-    cap_bytes = _inside(memory_cap_bytes, asked)
+    along = _along(question)
+    schedules = tuple(_schedule(question, start) for start in starts)
+    cap_bytes = _inside(memory_cap_bytes, question)
     known = replace(
         known,
-        floor_memory_bytes=known.floor_memory_bytes - asked.shard_bytes,
-        floor_bound_bytes=max(known.floor_bound_bytes - asked.shard_bytes, 0),
+        floor_memory_bytes=known.floor_memory_bytes - question.shard_bytes,
+        floor_bound_bytes=max(known.floor_bound_bytes - question.shard_bytes, 0),
     )
-    request = replace(asked.request, memory_cap=MemoryCap(size_bytes=cap_bytes))
+    request = replace(question.request, memory_cap=MemoryCap(size_bytes=cap_bytes))
     result = solve_graph(
-        _graph(asked),
+        _graph(question),
         request,
         Progress(quiet=True),
         search=lambda _, caps, __: along.at(caps.memory_cap_bytes, schedules, known),
     )
-    return _outcome(result, ALONG, began, asked.shard_bytes)
+    return _outcome(result, ALONG, began, question.shard_bytes)
 
 
 def _outcome(result: Result, how: str, began: float, beside_bytes: int) -> Outcome:
@@ -213,24 +213,26 @@ def _loaded(
     return dag, request.posed(problem)[0]
 
 
-def _graph(asked: Question) -> LoadedGraph:
-    dag, problem = _loaded(asked.graph, asked.request, asked.contention, asked.cluster)
+def _graph(question: Question) -> LoadedGraph:
+    dag, problem = _loaded(question.graph, question.request, question.contention, question.cluster)
     return LoadedGraph(
         dag=dag,
         problem=problem,
-        device_memory_bytes=asked.device_memory_bytes,
-        beside=asked.beside,
+        device_memory_bytes=question.device_memory_bytes,
+        beside=question.beside,
     )
 
 
 @lru_cache(maxsize=2)
-def _along(asked: Question) -> AlongCaps:
-    graph = _graph(asked)
-    unlimited = replace(asked.request, memory_cap=MemoryCap())
+def _along(question: Question) -> AlongCaps:
+    graph = _graph(question)
+    unlimited = replace(question.request, memory_cap=MemoryCap())
     caps = resolve_caps(graph, unlimited, Progress(quiet=True))
-    return AlongCaps(graph.problem, caps, asked.request.options)
+    return AlongCaps(graph.problem, caps, question.request.options)
 
 
 @lru_cache(maxsize=64)
-def _schedule(asked: Question, content: bytes) -> Schedule:
-    return bind_schedule(parse_schedule(content, "a schedule of this study"), _graph(asked).problem)
+def _schedule(question: Question, content: bytes) -> Schedule:
+    return bind_schedule(
+        parse_schedule(content, "a schedule of this study"), _graph(question).problem
+    )

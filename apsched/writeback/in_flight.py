@@ -57,8 +57,8 @@ def keep_what_is_sent(gm: GraphModule) -> GraphModule:
     if rest and _reuses_buffers():
         raise InputError(
             f"node {rest[0].name}: expected a collective into a new buffer, found"
-            f" out={_out(rest[0]).name}, which has other uses; Inductor would overwrite what it"
-            " sends while it is in flight: use the functional collective, or set"
+            f" out={_out(rest[0]).name}, which has other uses; Inductor would overwrite its"
+            " payload in flight: use the functional collective, or set"
             " allow_buffer_reuse, inplace_buffers and memory_planning of torch._inductor.config to"
             " False"
         )

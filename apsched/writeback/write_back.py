@@ -151,12 +151,12 @@ def _process_rank(problem: Problem, collective: int, process_rank_of: Callable[[
         rank = process_rank_of(first_name(key.group))
     except LookupError as error:
         raise InputError(
-            f"group {key.group!r}: {error}; start it, or say this process rank's place with"
+            f"group {key.group!r}: {error}; start it, or state this process rank's place with"
             " process_rank_of"
         ) from error
     if not 0 <= rank < key.group_size:
         raise InputError(
-            f"group {key.group!r} has {key.group_size} process ranks; process_rank_of says that"
+            f"group {key.group!r} has {key.group_size} process ranks; process_rank_of states that"
             f" this one is {rank}"
         )
     return rank

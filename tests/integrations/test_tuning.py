@@ -77,7 +77,7 @@ def test_it_is_captured_as_the_units_were_told(job):
 @pytest.mark.alone
 def test_where_one_process_cannot_be_tuned_none_is(job):
     for report in job:
-        assert report["fallback"] == {"settings": None, "text": "FSDP2 stays as it was"}
+        assert report["fallback"] == {"settings": None, "text": "FSDP2 stays unchanged"}
 
 
 @pytest.mark.alone

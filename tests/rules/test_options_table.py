@@ -97,7 +97,7 @@ def test_stated_options_become_settings() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"noise": 0.1}, "noise: it says which scenarios count; state how many with scenarios"),
+        ({"noise": 0.1}, "noise: it is about scenarios; state their number with scenarios"),
         ({"scenarios": 2, "robust": "best"}, "robust: expected mean or worst"),
         ({"scenarios": True}, "scenarios: expected a whole number"),
         ({"time_slack": "2"}, "time_slack: expected a share"),

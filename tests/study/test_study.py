@@ -239,7 +239,7 @@ def test_one_interrupt_ends_cleanly(debug_graphs: dict[str, Path], tmp_path: Pat
     assert process.returncode == 130
     assert stderr.rstrip().endswith("apsched: interrupted")
     assert "Traceback" not in stderr
-    assert "the same command goes on from there" in stdout
+    assert "the same command resumes the study" in stdout
     for _ in range(
         300
     ):  # what multiprocessing tracks resources with ends a moment later, by itself

@@ -79,7 +79,7 @@ def test_solve_keeps_what_is_fastest_and_apply_replays_it(tmp_path: Path, capsys
     assert capsys.readouterr().out.count("round trip exact") == 2
     for arguments, message in (
         (["solve", str(folder / "forward.graph"), "--keep", "all"], "expected one forward and one"),
-        ([*again, "--keep", "auto"], "expected the file of what was kept"),
+        ([*again, "--keep", "auto"], "expected the file of kept parameters"),
         (again, "solve this graph instead"),
     ):
         assert main(arguments) == 2

@@ -319,12 +319,12 @@ def test_an_unknown_group_is_refused(captured, problem):
 
     schedule = schedule_with_buckets(problem, [bucket])
     with pytest.raises(
-        InputError, match="no process group runs; start it, or say this process rank's place"
+        InputError, match="no process group runs; start it, or state this process rank's place"
     ):
         write_back(captured.module, problem, schedule, process_rank_of=nowhere)
     for rank in (4, -1):
         with pytest.raises(
-            InputError, match=f"has 4 process ranks; process_rank_of says that this one is {rank}"
+            InputError, match=f"has 4 process ranks; process_rank_of states that this one is {rank}"
         ):
             write_back(
                 captured.module, problem, schedule, process_rank_of=lambda _, rank=rank: rank

@@ -63,7 +63,7 @@ def places_of(dags: Sequence[nx.DiGraph]) -> tuple[Place, ...]:
     )
     if not places and any(record.kind is NodeKind.COMPUTE for _, record in records):
         raise InputError(
-            "the graph file does not say what its nodes compute (it is older than format 5); write"
+            "the graph file does not have the operations of its nodes (format 5 has); write"
             " it again with `apsched capture`"
         )
     return places

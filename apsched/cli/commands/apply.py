@@ -48,8 +48,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     keep = keep_request(args.keep)
     if keep.mode == AUTO:
         raise InputError(
-            "--keep: expected the file of what was kept (kept.txt, beside the schedules), all or"
-            " none; found auto, which solves anew"
+            "--keep: expected the file of kept parameters (kept.txt, next to the schedules), all or"
+            " none; found auto, which solves again"
         )
     keep, kept = kept_in_joint_graph(keep, where[-1])
     schedules = [load_schedule(path) for path in args.schedules]

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     if path.is_dir() or path.name in ("", ".", ".."):
         raise InputError(f"-o: expected the name of a file such as costs.toml; found {args.out!r}")
     if args.unfused and not args.measure:
-        raise InputError("--unfused says what --measure runs; a profile shows what ran")
+        raise InputError("--unfused: it is an option of --measure; leave it out with --trace")
     if bool(args.trace) == args.measure:
         raise InputError(
             "expected --trace FILE (a profile of a job) or --measure (this device), and not both"
@@ -157,8 +157,8 @@ def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
             ]
             if not graphs:
                 raise InputError(
-                    f"{args.source}: --measure runs operators, and a graph file has none; hand in"
-                    " what it was captured from"
+                    f"{args.source}: --measure runs operators, and a graph file has none; use"
+                    " the source of its capture"
                 )
             with progress.stage("measure"):
                 name = args.cluster or source.cluster

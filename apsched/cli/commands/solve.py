@@ -172,7 +172,7 @@ def _num_caps(args: argparse.Namespace, keep: str) -> int:
         return 0
     if keep != AUTO:
         raise InputError(
-            "--frontier: it goes with --keep auto; for each graph alone use `apsched study` with"
+            "--frontier: it needs --keep auto; for each graph alone use `apsched study` with"
             f" --vary memory_cap=floor..none:{args.frontier}"
         )
     return parse_count(args.frontier, "--frontier", least=2)

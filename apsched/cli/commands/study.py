@@ -114,6 +114,6 @@ def _on_studies(name: str) -> Run:
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Answer all that is open of the grid, and print all of it."""
-    from apsched.cli.study_grid import ask_what_if, run_grid
+    from apsched.cli.study_grid import run_grid, run_what_if
 
-    (ask_what_if if args.what_if else run_grid)(args, stdout)
+    (run_what_if if args.what_if else run_grid)(args, stdout)

@@ -1,5 +1,5 @@
-"""One graph, and what the process ranks of its groups tell each other about it: who solves, the
-answer, and what each will launch.
+"""One graph, and the messages of its process ranks about it: which one solves, the
+answer, and the launches of each.
 
 All messages go to groups of process ranks that communicate in the graph: only they must agree,
 so that stages of a pipeline may compile other graphs, and more or fewer of them. In each group the
@@ -8,11 +8,11 @@ lowest process rank is its *leader*.
 1. A process rank whose graph is that of the leader of one of its groups takes the answer of the
    lowest such leader; one that finds none lower with its graph solves. The leader of a
    group hands on the answer that it got.
-2. Each says in each of its groups what it will launch there, and the leader compares. What
-   leaders found goes up, to the lowest process rank that can be reached, and comes down to all as
-   one verdict. A good one counts once all have heard it, by one key of the store whose first value
-   holds for all: either all process ranks begin or none does, also where one is late or ends in
-   between.
+2. Each sends its launches to each of its groups, and the leader compares them. The findings of
+   leaders go up, to the lowest process rank that can be reached, and come down to all as one
+   verdict. A good verdict counts once all have received it, by one key of the store whose first
+   value holds for all: either all process ranks begin or none does, also where one is late or
+   ends in between.
 
 Where a compiler may find code for the graph in a cache, and would then ask for nothing, each says
 first in the same way whether it has found any; it counts where all have, and it launches the same.
@@ -52,8 +52,8 @@ least.
 _OF_SHARDS = ("memory_cap_bytes",)
 """Settings that may depend on the sizes of shards: ``floor`` is the least of each graph."""
 _CODE, _ORDER = "code", "order"
-_ABOUT = {_CODE: "whether it has code for the graph", _ORDER: "what to launch"}
-_ANEW = "compile anew"
+_ABOUT = {_CODE: "its cached code for the graph", _ORDER: "its launches"}
+_AGAIN = "compile again"
 """A finding that is no error."""
 
 
@@ -102,8 +102,8 @@ class GraphAgreement:
             return
         self._left = True
         try:
-            self._tell_failure(error)
-            self._until_heard()
+            self._send_failure(error)
+            self._wait_until_received()
         except AgreementError:
             return  # the store is gone, and the others see that for themselves
 
@@ -128,17 +128,17 @@ class GraphAgreement:
             own = {"identity": identity, "settings": dict(settings), "exact": exact}
             return self._shared(step, own, solve)
         except ApschedError as error:
-            self._tell_failure(error, orders=False)
+            self._send_failure(error, orders=False)
             raise
 
     def _shared(
         self, step: str, own: Mapping[str, Any], solve: Callable[[], bytes]
     ) -> tuple[bytes, int]:
         for group in self._spoken_for():
-            self._say(group, f"{step} identity", own)
+            self._send(group, f"{step} identity", own)
         leader = min(self._same_graph(step, own), key=lambda p: (p.leader, p.key), default=None)
         if leader is not None:
-            message = self._hear(leader, step, leader.leader, "the answer")
+            message = self._receive(leader, step, leader.leader, "the answer")
             raise_failure(message)
             data, solver = self._read(leader, f"{step} data") or b"", int(message["solver"])
         else:
@@ -150,7 +150,7 @@ class GraphAgreement:
                 raise in_words(error, self.job.rank) from error
         for group in self._spoken_for():
             self._write(group, f"{step} data", data)
-            self._say(group, step, {"solver": solver})
+            self._send(group, step, {"solver": solver})
         return data, solver
 
     def _same_graph(self, step: str, own: Mapping[str, Any]) -> list[Group]:
@@ -159,7 +159,7 @@ class GraphAgreement:
         for group in self.groups:
             if group.leader == self.job.rank:
                 continue
-            theirs = self._hear(group, f"{step} identity", group.leader, "which graph it has")
+            theirs = self._receive(group, f"{step} identity", group.leader, "its graph")
             raise_failure(theirs)
             if theirs["identity"] != own["identity"]:
                 continue
@@ -176,7 +176,7 @@ class GraphAgreement:
     def give_up(self, error: Exception) -> None:
         """Tell all who may wait for an answer of this process rank that there will be none."""
         with suppress(AgreementError):  # the store is gone, and the others see that for themselves
-            self._tell_failure(error, orders=False)
+            self._send_failure(error, orders=False)
 
     # the check
 
@@ -191,7 +191,7 @@ class GraphAgreement:
             _CODE,
             {group: {"digest": launched and launched.get(group.name, "")} for group in self.groups},
         )
-        if found not in ("", _ANEW):
+        if found not in ("", _AGAIN):
             raise AgreementError(found)
         return not found
 
@@ -223,7 +223,7 @@ class GraphAgreement:
             default=None,
         )
         for group, words in messages.items():
-            self._say(group, f"{topic} {self.job.rank}", {**words, "up": group is parent})
+            self._send(group, f"{topic} {self.job.rank}", {**words, "up": group is parent})
         wrong, count = self._findings(topic)
         if parent is None:
             verdict: dict[str, Any] = {
@@ -232,16 +232,16 @@ class GraphAgreement:
                 "at": f"{self.groups[0].key}/{topic} all",
             }
         else:
-            self._say(parent, f"{topic} up {self.job.rank}", {"wrong": wrong, "ranks": count})
-            verdict = self._hear(
+            self._send(parent, f"{topic} up {self.job.rank}", {"wrong": wrong, "ranks": count})
+            verdict = self._receive(
                 parent, f"{topic} verdict", parent.leader, "its verdict", _VERDICT_BY, or_else=wrong
             )
         for group in self._spoken_for():
-            self._say(group, f"{topic} verdict", verdict)
+            self._send(group, f"{topic} verdict", verdict)
         if not verdict["wrong"] and not self.job.decided(verdict["at"], verdict["ranks"]):
             return (
-                f"not all of {verdict['ranks']} process ranks have heard within"
-                f" {self.job.deadline_s:.1f} s that they may go on: one of them ended, or hangs."
+                f"not all of {verdict['ranks']} process ranks have received the verdict within"
+                f" {self.job.deadline_s:.1f} s: one of them ended, or hangs."
                 " Nothing was launched. See the logs of the others, or raise deadline_s"
             )
         return str(verdict["wrong"])
@@ -302,18 +302,18 @@ class GraphAgreement:
         silent: tuple[int, ...],
     ) -> str:
         """Return the first mismatch of the texts of one group; empty where they agree."""
-        heard = {rank: words for (where, rank), words in messages.items() if where == group}
-        for words in heard.values():
+        received = {rank: words for (where, rank), words in messages.items() if where == group}
+        for words in received.values():
             if "failed" in words or words.get("kept"):
                 return str(words.get("message") or words["kept"])
-        missing = [rank for rank in group.ranks if rank in silent and rank not in heard]
+        missing = [rank for rank in group.ranks if rank in silent and rank not in received]
         if missing:
             return self._silence(missing, group, _ABOUT[topic], _ORDERS_BY)
-        if len(heard) < len(group.ranks):
+        if len(received) < len(group.ranks):
             return ""  # another group has failed already
-        digests = {rank: words["digest"] for rank, words in heard.items()}
+        digests = {rank: words["digest"] for rank, words in received.items()}
         if topic == _CODE:
-            return _ANEW if None in digests.values() or len(set(digests.values())) > 1 else ""
+            return _AGAIN if None in digests.values() or len(set(digests.values())) > 1 else ""
         return self._differing(group, digests)
 
     def _differing(self, group: Group, digests: Mapping[int, str]) -> str:
@@ -338,7 +338,7 @@ class GraphAgreement:
 
     # saying and hearing
 
-    def _hear(
+    def _receive(
         self,
         group: Group,
         what: str,
@@ -373,14 +373,14 @@ class GraphAgreement:
     def _silence(self, silent: Sequence[int], group: Group, about: str, share: float) -> str:
         plural = len(silent) > 1
         return (
-            f"{ranks_text(silent)} {'have' if plural else 'has'} not said {about} in group"
+            f"{ranks_text(silent)} {'have' if plural else 'has'} not reported {about} in group"
             f" {group.name!r} of {ranks_text(group.ranks)}, and {'have' if plural else 'has'} done"
             f" nothing for {share * self.job.deadline_s:.1f} s: ended, hanging, or at another"
             " graph. Nothing was launched. See the log of"
             f" {'those process ranks' if plural else 'that process rank'}, or raise deadline_s"
         )
 
-    def _tell_failure(self, error: BaseException, *, orders: bool = True) -> None:
+    def _send_failure(self, error: BaseException, *, orders: bool = True) -> None:
         """Tell all who may wait for this process rank why it gave up."""
         error = in_words(error, self.job.rank)
         failure = {"failed": type(error).__name__, "message": str(error)}
@@ -395,18 +395,18 @@ class GraphAgreement:
         for group in self.groups if orders else ():
             self._send_once(group, [f"{topic} {self.job.rank}" for topic in _ABOUT], failure)
 
-    def _until_heard(self) -> None:
+    def _wait_until_received(self) -> None:
         """On process rank 0, which may hold the store: stay for a moment, so that the others hear
         what is wrong before it ends.
         """
-        heard = {f"{group.key}/heard": len(group.ranks) for group in self.groups}
-        for key in heard:
+        received = {f"{group.key}/received": len(group.ranks) for group in self.groups}
+        for key in received:
             self.job.store.add(key)
         most_s = _LINGER * min(self.job.deadline_s, DEFAULT_DEADLINE_S)
         began_s = time.monotonic()
         while self.job.rank == 0 and (waited_s := time.monotonic() - began_s) < most_s:
             if waited_s > most_s / 10 and all(
-                self.job.store.add(key, 0) >= count for key, count in heard.items()
+                self.job.store.add(key, 0) >= count for key, count in received.items()
             ):
                 return
             time.sleep(most_s / 50)
@@ -414,13 +414,13 @@ class GraphAgreement:
     def _spoken_for(self) -> tuple[Group, ...]:
         return tuple(group for group in self.groups if group.leader == self.job.rank)
 
-    def _say(self, group: Group, what: str, message: Mapping[str, Any]) -> None:
+    def _send(self, group: Group, what: str, message: Mapping[str, Any]) -> None:
         self._write(group, what, json.dumps(message).encode())
 
     def _send_once(self, group: Group, subjects: Sequence[str], message: Mapping[str, Any]) -> None:
         for what in subjects:
             if self._read(group, what) is None:
-                self._say(group, what, message)
+                self._send(group, what, message)
 
     def _write(self, group: Group, what: str, value: bytes) -> None:
         self.job.store.set(f"{group.key}/{what}", value)

@@ -50,7 +50,7 @@ def replayed(problem: Problem, caps: Caps, files: Sequence[ScheduleFile]) -> Sol
         )
     if wrong := verify(problem, schedule, caps):
         raise InputError(
-            f"{file.path}: its schedule breaks what this job asks for: {'; '.join(wrong[:3])};"
+            f"{file.path}: its schedule breaks the caps of this job: {'; '.join(wrong[:3])};"
             " solve again with these caps"
         )
     best = scored(problem, "replayed", schedule)

@@ -153,7 +153,7 @@ def _check(one: Pass, module: GraphModule, before: Sequence[str], result: GraphM
         if own != theirs:
             raise InputError(
                 f"pass {one.name}: expected a graph that is called as before, with {what}"
-                f" {', '.join(own)}, found {', '.join(theirs)}; a pass changes what lies between"
+                f" {', '.join(own)}, found {', '.join(theirs)}; a pass changes only nodes between"
                 " inputs and outputs"
             )
 

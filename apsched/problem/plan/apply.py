@@ -182,8 +182,8 @@ def check_chooses_kept(plan: Plan) -> None:
     for i, rule in enumerate(plan.rules):
         if rule.keep is not None and not plan.chooses_kept:
             raise InputError(
-                f"rule {i + 1} ({rule}): expected a solve of forward and backward that chooses what"
-                ' is kept; state --keep auto (keep="auto" in Python), or drop the rule'
+                f"rule {i + 1} ({rule}): expected a solve of forward and backward that chooses the"
+                ' kept parameters; state --keep auto (keep="auto" in Python), or drop the rule'
             )
 
 

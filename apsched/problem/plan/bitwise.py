@@ -44,7 +44,7 @@ def fsdp_units(problem: Problem) -> tuple[tuple[int, ...], ...]:
         if collective.output_place < 0:
             raise InputError(
                 f"{problem.name}: bitwise needs the order in which parameters were registered,"
-                f" which the graph does not say for {name} (graph files written before version 3"
+                f" which the graph does not have for {name} (graph files written before version 3"
                 " don't); capture it again"
             )
         units.setdefault(

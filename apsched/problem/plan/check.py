@@ -37,8 +37,8 @@ def check_feasible(problem: Problem) -> None:
     ]
     more = "" if len(cycle) <= _SHOWN else " -> ..."
     raise InputError(
-        f"{problem.name}: {' and '.join(problem.rules[r] for r in rules)}: against what depends on"
-        f" what: {' -> '.join(shown)}{more} would each have to come before the next"
+        f"{problem.name}: {' and '.join(problem.rules[r] for r in rules)}: contradict the data"
+        f" dependences: {' -> '.join(shown)}{more} would each have to come before the next"
     )
 
 

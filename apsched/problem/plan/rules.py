@@ -92,7 +92,7 @@ class Rule:
                 )
         elif not demanded and not timed:
             raise self._wrong(
-                "it asks for nothing; say forbid, group, pin, prefetch, start or keep"
+                "it decides nothing; state forbid, group, pin, prefetch, start or keep"
             )
         if len(demanded) > 1 or len(timed) > 1 or (self.pin and timed):
             raise self._wrong(f"{' and '.join([*demanded, *timed])} contradict each other")

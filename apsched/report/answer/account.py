@@ -57,8 +57,8 @@ def memory_hint(results: Sequence[Result], trials: Sequence[Trial] = ()) -> list
     device = show_bytes(worst.account.beside.device_bytes)
     text = (
         f"{show_bytes(_missing_bytes(worst))} is missing: {worst.problem.name} needs"
-        f" {show_bytes(_needed_bytes(worst))}, and of the {device} of {worst.cluster}"
-        f" {show_bytes(worst.account.left_bytes)} is left for it"
+        f" {show_bytes(_needed_bytes(worst))}; {worst.cluster} has {device}, of which"
+        f" {show_bytes(worst.account.left_bytes)} is left for the graph"
     )
     accounts = [result.account for result in results if result.account is not None]
     needs = [_needed_bytes(result) for result in results if result.account is not None]
@@ -68,11 +68,14 @@ def memory_hint(results: Sequence[Result], trials: Sequence[Trial] = ()) -> list
         for name in OPTIMIZERS
         if _fit([replace(account, optimizer=name) for account in accounts], needs)
     ]
-    would += [
-        f"--cluster {name}"
+    clusters = [
+        name
         for name in cluster_names()
         if load_cluster(name).library == "nccl" and _fit(_on(name, accounts), needs)
     ]
+    if clusters:
+        others = f" (or {', '.join(clusters[1:])})" if clusters[1:] else ""
+        would.append(f"--cluster {clusters[0]}{others}")
     fitting = f"these fit: {', '.join(would)}" if would else "no option that was tried fits"
     too_large = [_trial_text(trial) for trial in trials if not trial.fits]
     return [f"{text}; {fitting}" + (f"; too large: {', '.join(too_large)}" if too_large else "")]

@@ -80,7 +80,7 @@ class Frontier:
     title: str
     points: tuple[FrontierPoint, ...]
     """By ascending caps; the last may be without one."""
-    said: tuple[str, ...] = ()
+    sentences: tuple[str, ...] = ()
     """What it says as a whole, a sentence each."""
     slowdowns: tuple[Slowdown, ...] = ()
     floor_bytes: int = 0
@@ -213,12 +213,12 @@ def _part(line: Frontier, run_points: Sequence[RunPoint]) -> str:
     points = table(
         (*heads, "best baseline that fits", "binds"), rows, caption=caption, text=(9,), best=best
     )
-    said = "".join(f"<li>{escape(text)}</li>" for text in line.said)
+    items = "".join(f"<li>{escape(text)}</li>" for text in line.sentences)
     if any(point.mark for point in line.points):
-        said += f"<li>{escape(line.legend)}</li>"
+        items += f"<li>{escape(line.legend)}</li>"
     title = f"<h4>{escape(line.title)}</h4>" if line.title != line.graph else ""
     return (
-        f"{title}\n{f'<ul>{said}</ul>' if said else ''}\n<div"
+        f"{title}\n{f'<ul>{items}</ul>' if items else ''}\n<div"
         f" class=wide>{points}</div>\n{_slowdowns(line)}"
     )
 

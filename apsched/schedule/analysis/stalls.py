@@ -46,7 +46,7 @@ class Stall:
         takes = f"takes {show_us(ticks_to_us(self.transfer_ticks))}"
         match self.why:
             case StallCause.AT_ONCE:
-                return f"{self.why}: {takes}, and no compute stands between launch and wait" + (
+                return f"{self.why}: {takes}, and no compute runs between launch and wait" + (
                     "; it is on the path" if self.on_path else ""
                 )
             case StallCause.QUEUE:

@@ -60,9 +60,9 @@ def alongs(lines: Sequence[Line]) -> tuple[Along, ...]:
             if line.fastest is not None:
                 found.setdefault((axis, title), []).append(line)
     return tuple(
-        Along(axis=axis, title=title, lines=tuple(mine))
-        for (axis, title), mine in found.items()
-        if len(mine) > 1
+        Along(axis=axis, title=title, lines=tuple(lines))
+        for (axis, title), lines in found.items()
+        if len(lines) > 1
     )
 
 

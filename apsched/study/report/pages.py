@@ -13,7 +13,7 @@ from apsched.study.axes import SPEEDS, parse_vary
 from apsched.study.report.across import Line, along_text, alongs
 from apsched.study.report.binding import binding, bucket_bytes, bucketing, cap_text
 from apsched.study.report.frontier import ascending, fitting, least_memory, prices_ms_per_gib
-from apsched.study.report.text import LEGEND, mark, said
+from apsched.study.report.text import LEGEND, mark, sentences
 from apsched.study.store import Point, Store
 from apsched.units import us_to_ticks
 from apsched.whole_step.keep_request import AUTO
@@ -44,8 +44,8 @@ def lines_of(points: Sequence[Point]) -> tuple[Line, ...]:
         graph_id = None if chosen_anew else point.graph.graph_id
         grouped.setdefault((point.graph.name, graph_id, labels), []).append(point)
     return tuple(
-        Line(labels=dict(labels), graph=name, points=ascending(mine), expected=len(mine))
-        for (name, _, labels), mine in grouped.items()
+        Line(labels=dict(labels), graph=name, points=ascending(points), expected=len(points))
+        for (name, _, labels), points in grouped.items()
     )
 
 
@@ -81,7 +81,7 @@ def frontiers_of(lines: Sequence[Line], slowdown: float) -> tuple[Frontier, ...]
     across = tuple(along_text(along) for along in alongs(lines))
     if not found or not across:
         return found
-    return (replace(found[0], said=(*found[0].said, *across)), *found[1:])
+    return (replace(found[0], sentences=(*found[0].sentences, *across)), *found[1:])
 
 
 def _frontier(line: Line, slowdown: float) -> Frontier:
@@ -95,7 +95,7 @@ def _frontier(line: Line, slowdown: float) -> Frontier:
         graph=line.graph,
         title=line.title,
         points=tuple(_point(points, k, price) for k, price in enumerate(prices_ms_per_gib(points))),
-        said=tuple(said(line, slowdown)),
+        sentences=tuple(sentences(line, slowdown)),
         slowdowns=tuple(
             Slowdown(
                 share=share,
@@ -197,7 +197,7 @@ def _shown(lines: Sequence[Line], chosen: Sequence[str]) -> list[tuple[Line, Poi
         ]
         if len(matching) != 1:
             raise InputError(
-                "--point: expected the name of one point with a schedule (or how it begins), found"
+                "--point: expected the name of one point with a schedule (or a prefix of it), found"
                 f" {name!r}: {len(matching)} have it"
             )
         found += matching
@@ -208,13 +208,13 @@ def _detail(store: Store, line: Line, point: Point, command: Mapping[str, Any]) 
     entry = {**point.outcome.report, "bound_source": point.outcome.bound_source}
     assert point.schedule is not None
     found = solved_graph(store.directory, point.graph.file, point.schedule, entry)
-    source, options = _asked(point, command)
+    source, options = _source_and_options(point, command)
     return replace(
         found, title=f"{line.title}, memory cap {cap_text(point)}", source=source, options=options
     )
 
 
-def _asked(point: Point, command: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _source_and_options(point: Point, command: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the source and the options that ``apsched solve`` takes for this point: the study's
     command, what varied as it was here.
     """

@@ -37,10 +37,10 @@ def steps_of(lines: Sequence[Line]) -> tuple[StepPoint, ...]:
     for line in lines:
         together.setdefault(tuple(line.labels.items()), []).append(line)
     found: list[StepPoint] = []
-    for labels, mine in together.items():
-        if sorted(str(direction_named(line.graph)) for line in mine) != ["backward", "forward"]:
+    for labels, lines in together.items():
+        if sorted(str(direction_named(line.graph)) for line in lines) != ["backward", "forward"]:
             continue
-        one, other = sorted(mine, key=lambda line: str(direction_named(line.graph)), reverse=True)
+        one, other = sorted(lines, key=lambda line: str(direction_named(line.graph)), reverse=True)
         backward = {point.memory_cap: point for point in other.points}
         found += [
             _step(dict(labels), point, backward[point.memory_cap])

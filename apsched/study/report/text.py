@@ -70,7 +70,7 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
     if marked:
         out.print(LEGEND, markup=False)
     for line in lines:
-        if texts := said(line, slowdown):
+        if texts := sentences(line, slowdown):
             out.print(f"{line.title}:", markup=False)
         for text in texts:
             out.print(f"  {text}", markup=False)
@@ -124,7 +124,7 @@ def _least(point: Point) -> str:
     )
 
 
-def said(line: Line, slowdown: float) -> list[str]:
+def sentences(line: Line, slowdown: float) -> list[str]:
     """Return what a frontier says as a whole, a sentence each; nothing for a single point."""
     points = fitting(line.points)
     texts = [f"note: {note}" for note in (line.points[0].graph.notes if line.points else ())]
@@ -137,7 +137,7 @@ def said(line: Line, slowdown: float) -> list[str]:
         ]
     if len(line.points) < line.expected:
         texts.append(
-            f"{len(line.points)} of {line.expected} points; the same command goes on from there"
+            f"{len(line.points)} of {line.expected} points; the same command resumes the study"
         )
     return texts
 
@@ -169,6 +169,6 @@ def _cost(points: Sequence[Point]) -> str:
     solves = sorted(point.outcome.seconds for point in points if point.outcome.how != ALONG)
     others = sum(point.outcome.seconds for point in points if point.outcome.how == ALONG)
     answered = f"{len(points) - len(solves)} answered from those in {others:.1f} s"
-    text = f"{len(points)} points, {len(solves)} solved in {sum(solves):.1f} s, {answered}"
+    text = f"{len(points)} points: {len(solves)} solved in {sum(solves):.1f} s, {answered}"
     middle = solves[len(solves) // 2] if solves else 0.0
-    return f"{text}: as much as {len(solves) + others / middle:.1f} solves" if middle > 0 else text
+    return f"{text}; the time of {len(solves) + others / middle:.1f} solves" if middle > 0 else text

@@ -104,8 +104,7 @@ def parse_what_if(texts: Sequence[str]) -> WhatIf:
     memory = found.get("memory")
     if memory is not None and memory[0] not in "+-":
         raise InputError(
-            "--if memory: expected how much more or less, such as +10GiB or -10GiB; found"
-            f" {memory!r}"
+            f"--if memory: expected a change of the cap, such as +10GiB or -10GiB; found {memory!r}"
         )
     speeds = {
         name: parse_times(found[name], f"--if {name}")
@@ -163,11 +162,11 @@ def _mesh_of(setting: Setting, num_ranks: int) -> str:
     if kind in (SourceKind.GRAPH_FILE, SourceKind.REPRO):
         raise InputError(
             f"--if ranks: {setting.request.source!r} is a {kind.value}: it holds the shards of the"
-            " process ranks that it was captured for, and their sizes change with the number; ask"
-            " it of the preset or function itself"
+            " process ranks that it was captured for, and their sizes change with the number; use"
+            " the preset or function itself"
         )
     if kind is SourceKind.FUNCTION and setting.request.mesh is None:
-        raise InputError("--if ranks: state the --mesh of now, so that its FSDP axis can be scaled")
+        raise InputError("--if ranks: state --mesh, so that its FSDP axis can be scaled")
     from apsched.models.mesh import MeshSpec
 
     mesh = MeshSpec.parse(setting.request.mesh or DEFAULT_MESH)

@@ -48,19 +48,16 @@ def sentence(answer: Answer) -> str:
     match answer.verdict:
         case "shorter":
             return (
-                f"{found}; proven: at least {show_us(least)} shorter than anything there could be"
-                f" now, at most {show_us(most)}"
+                f"{found}; proven: at least {show_us(least)} shorter than any schedule of now,"
+                f" at most {show_us(most)}"
             )
         case "longer":
-            return (
-                f"{found}; proven: at least {show_us(-most)} longer than the schedule of now,"
-                " whatever is found then"
-            )
+            return f"{found}; proven: at least {show_us(-most)} longer than the schedule of now"
         case "not shorter":
-            return f"{found}; proven: nothing is gained on the schedule of now"
+            return f"{found}; proven: not shorter than the schedule of now"
         case _:
             return (
-                f"{found}; nothing provable, at most {show_us(most)} could be gained on the"
+                f"{found}; nothing provable: at most {show_us(most)} shorter than the"
                 " schedule of now"
             )
 

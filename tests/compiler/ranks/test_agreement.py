@@ -283,11 +283,11 @@ def test_one_that_goes_after_the_answer_is_named(gone):
 
     found = run(*[leaves if rank == gone else ask(ALL) for rank in range(4)], deadline_s=DEADLINE_S)
     others = [error for rank, error in enumerate(found) if rank != gone]
-    about, seconds = ("its verdict", "1.0") if gone == 0 else ("what to launch", "0.8")
+    about, seconds = ("its verdict", "1.0") if gone == 0 else ("its launches", "0.8")
     assert {str(error) for error in others} == {
-        f"process rank {gone} has not said {about} in group 'dp' of process ranks 0 to 3, and has"
-        f" done nothing for {seconds} s: ended, hanging, or at another graph. Nothing was launched."
-        " See the log of that process rank, or raise deadline_s"
+        f"process rank {gone} has not reported {about} in group 'dp' of process ranks 0 to 3, and"
+        f" has done nothing for {seconds} s: ended, hanging, or at another graph. Nothing was"
+        " launched. See the log of that process rank, or raise deadline_s"
     }
     assert {type(error) for error in others} == {AgreementError}
 
@@ -382,4 +382,4 @@ def test_nobody_goes_on_where_one_never_hears_that_all_may():
 
     found = run(*[ask(ALL)] * 3, ends, deadline_s=DEADLINE_S)
     assert [type(one) for one in found[:3]] == [AgreementError] * 3
-    assert "not all of 4 process ranks have heard" in str(found[0])
+    assert "not all of 4 process ranks have received" in str(found[0])

@@ -174,7 +174,7 @@ def test_one_that_is_too_late_is_an_error_on_all_and_on_itself(four):
     found = [report["value"] for report in of(four, "too late")]
     text = same_error(found, "AgreementError")
     assert text.startswith(
-        "process rank 3 has not said what to launch in group '0' of process ranks 0 to 3, and has"
+        "process rank 3 has not reported its launches in group '0' of process ranks 0 to 3, and has"
         " done nothing for 4.8 s: ended, hanging, or at another graph. Nothing was launched. See"
         " the log of that process rank"
     )
@@ -269,9 +269,9 @@ def test_one_that_dies_while_it_solves_is_named_by_all_others(jobs, name):
     for found in jobs[name]:
         assert (found["error"], found["solves"]) == ("AgreementError", 0)
         assert found["message"].startswith(
-            f"process rank 0 has not said the answer in group '0' of process ranks {whole}, and has"
-            " done nothing for 4.8 s: ended, hanging, or at another graph. Nothing was launched."
-            " See the log of that process rank"
+            f"process rank 0 has not reported the answer in group '0' of process ranks {whole}, and"
+            " has done nothing for 4.8 s: ended, hanging, or at another graph. Nothing was"
+            " launched. See the log of that process rank"
         )
 
 

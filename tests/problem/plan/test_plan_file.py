@@ -63,7 +63,7 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
         (
             "[[rule]]\nmatch = 'a'",
             (
-                r"p: rule 1: match 'a': nothing: it asks for nothing; say forbid, group, pin,"
+                r"p: rule 1: match 'a': nothing: it decides nothing; state forbid, group, pin,"
                 r" prefetch, start or keep"
             ),
         ),
@@ -187,9 +187,9 @@ def test_a_rule_of_the_other_direction_is_passed_over() -> None:
         ),
         (
             (Rule(match=".*w0", start=r"layers\.3"),),
-            r"rule 1 .*: against what depends on what: .*compute.* -> ",
+            r"rule 1 .*: contradict the data dependences: .*compute.* -> ",
         ),
-        ((Rule(match=".*w4", start=r"layers\.0"),), r"rule 1 .*: against what depends on what"),
+        ((Rule(match=".*w4", start=r"layers\.0"),), r"rule 1 .*: contradict the data dependences"),
         (
             (Rule(match=".*w4", kind="reduce_scatter", prefetch=1),),
             r"no compute node needs .*layers.2.w4",
