@@ -94,14 +94,14 @@ def optimize(
     on_error: str = "raise",
 ) -> torch.fx.GraphModule:
     """Return ``gm`` in the fastest order and with the best buckets that the caps allow; ``gm``
-    itself stays as it is.
+    itself stays unchanged.
 
-    The :class:`apsched.Result` (schedule, bound, gap, figures) is at hand as
-    ``fast.apsched_result`` and ``fast.meta["apsched_result"]`` of the module returned, which was
-    exported and simulated again to check it. Placeholders need ``meta["val"]``, as the graphs that
-    compilers hand to their backends have it; calls without it are run on fake values. The result
-    has its order where it runs node by node; full Inductor would change it, and keeps it after
-    :func:`apsched.writeback.hold_order.hold_order`.
+    ``fast.apsched_result`` and ``fast.meta["apsched_result"]`` of the returned module are its
+    :class:`apsched.Result` (schedule, bound, gap, figures); the module was exported and simulated
+    again to check it. Placeholders need ``meta["val"]``, as in the graphs that compilers pass to
+    their backends; calls without it are run on fake values. The module has its order if it runs
+    node by node; full Inductor changes the order unless
+    :func:`apsched.writeback.hold_order.hold_order` holds it.
 
     Parameters
     ----------
@@ -271,16 +271,16 @@ def solve(
     ``memory_cap`` (or ``memory_cap_bytes``, the same) is bytes or a text as for ``--memory-cap``:
     ``"60GiB"``, ``"floor"``. Caps and options of the search come in records or as keywords, each
     value once; see :func:`apsched.optimize` for all of them. Compute moves by at most 200 places
-    without ``caps``, and as far as ``caps.max_compute_move`` says with it. Where it has nothing
-    to hide the search keeps it as captured; bounds hold for all orders within the caps. ``plan``
-    has rules for collectives by name: an :class:`apsched.Plan`, or the path of a plan file. The
-    solver decides the rest. With ``bitwise``, ``Result.bitwise`` has the cost of it; with
+    without ``caps``, and by at most ``caps.max_compute_move`` places with it. If no collective
+    would be hidden, the search keeps compute as captured; bounds hold for all orders within the
+    caps. ``plan`` has rules for collectives by name: an :class:`apsched.Plan`, or the path of a
+    plan file. The solver decides the rest. With ``bitwise``, ``Result.bitwise`` has its price; with
     ``scenarios``, ``Result.robustness`` has the step times over the sampled costs; with
-    ``second_group``, ``Result.problem`` has the second groups where these are faster.
-    ``contention`` given as text is that of the cluster of the DAG. Where no schedule keeps the
-    caps, ``Result.best`` is ``None`` and ``Result.answer.infeasibility`` says why.
-    ``group_ranks`` are process ranks of process groups by name, for contention, beside those that
-    the DAG has. Needs no process group and no FX graph.
+    ``second_group``, ``Result.problem`` has the second groups if these are faster. A text in
+    ``contention`` is read for the cluster of the DAG. If no schedule keeps the caps,
+    ``Result.best`` is ``None`` and ``Result.answer.infeasibility`` has the reason. ``group_ranks``
+    are process ranks of process groups by name, for contention, in addition to those in the DAG.
+    Needs no process group and no FX graph.
     """
     stated = _stated_memory_cap(memory_cap, memory_cap_bytes)
     request = SolveRequest(

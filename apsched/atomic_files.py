@@ -1,4 +1,4 @@
-"""Files appear whole or not at all; digests name what is in them."""
+"""Files appear whole or not at all; digests of content are names."""
 
 import contextlib
 import hashlib
@@ -50,8 +50,8 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def stage_file(path: str | os.PathLike[str], data: bytes) -> StagedFile:
-    """Write ``data`` to the disk beside ``path``, which stays as it is; InputError where that
-    cannot be done.
+    """Write ``data`` to a temporary file next to ``path``, which stays unchanged; InputError if
+    that fails.
     """
     path = Path(path)
     if path.is_dir():
@@ -78,8 +78,8 @@ def stage_file(path: str | os.PathLike[str], data: bytes) -> StagedFile:
 
 
 def one_component(name: str, what: str) -> str:
-    """Return ``name``, which was read from a file and becomes part of a path; ``InputError``, which
-    says ``what`` it names, where it is more than one component of a path, or cannot be one.
+    """Return ``name``, which was read from a file and becomes part of a path; ``InputError``, with
+    ``what`` it names, if it is more than one component of a path, or cannot be one.
     """
     fits = name not in ("", ".", "..") and name.isprintable() and not {"/", "\\"} & {*name}
     if not fits or len(name.encode()) > MOST_NAME_BYTES:

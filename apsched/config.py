@@ -1,4 +1,4 @@
-"""What the user may limit and choose; frozen, checked on construction. The form of an option of the
+"""Limits and choices of the user; frozen, checked on construction. The form of an option of the
 command line (:mod:`apsched.options_table` lists them).
 """
 
@@ -59,7 +59,7 @@ MEASURES = ("mean", DEFAULT_MEASURE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioOptions:
-    """How many scenarios, how far from the costs, and what counts."""
+    """Number of scenarios, their distance from the costs, and the objective."""
 
     count: int
     noise: float = DEFAULT_NOISE
@@ -105,7 +105,7 @@ def scenario_options(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MilpOptions:
-    """Who solves the MILP, and how long; checked where it runs."""
+    """Solver and time limit of the MILP; checked where it runs."""
 
     solver_name: str = "PULP_CBC_CMD"
     """As PuLP calls it."""
@@ -122,7 +122,7 @@ class MilpOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveOptions:
-    """How long and in what sense to search."""
+    """Budget and objective of the search."""
 
     time_slack: float = 0.001
     """Share of the best step time that lower memory and fewer launches may cost."""
@@ -224,8 +224,8 @@ class Option:
         return self.field or self.name
 
     def read(self, stated: Any, label: str = "") -> Any:
-        """Return the value of what is stated, a text or a value; ``InputError`` names ``label``,
-        or the flag.
+        """Return the parsed value of a text or a value; ``InputError`` names ``label``, or the
+        flag.
         """
         if isinstance(stated, list):  # each time that it was given
             return tuple(self.read(one, label) for one in stated)

@@ -7,8 +7,8 @@
     ├── SelfCheckError                    an answer fails its check (a bug)         exit 1
     └── AgreementError                    process ranks of a job do not agree       exit 2
 
-Every message says what was expected, what was found and what to do. Anything else that escapes is a
-bug of apsched.
+Every message has the expected value, the value found and the remedy. Any other exception that
+escapes is a bug of apsched.
 """
 
 
@@ -27,7 +27,7 @@ class InfeasibleError(ApschedError):
 
 
 class RoundTripError(ApschedError):
-    """A rewritten graph, exported and simulated again, is not what was claimed; the message names
+    """A rewritten graph, exported and simulated again, differs from the claim; the message names
     the graph and the difference.
     """
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class NodeKind(StrEnum):
-    """What a node does when its turn comes."""
+    """The action of a node."""
 
     INPUT = "input"  # placeholder, get_attr
     VIEW = "view"  # takes no time and no memory: views, getitem, symbolic sizes
@@ -21,7 +21,7 @@ class NodeKind(StrEnum):
 
 
 class CollectiveKind(StrEnum):
-    """What a collective does with the data of its process ranks."""
+    """The operation of a collective on the data of its process ranks."""
 
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
@@ -36,7 +36,7 @@ PRICED_KINDS = (
     CollectiveKind.ALL_REDUCE,
     CollectiveKind.ALL_TO_ALL,
 )
-"""Kinds that a cost model is asked for; a broadcast is priced as an all-gather of its size."""
+"""Kinds that a cost model prices; a broadcast is priced as an all-gather of its size."""
 
 BUCKET_KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
 """Kinds whose collectives may share a launch, and that a rule of a plan can name."""
@@ -49,7 +49,7 @@ bucket does.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCut:
-    """Where a kernel of several nodes may be cut in two, and what that costs."""
+    """A place where a kernel of several nodes may be cut in two, and the price of that."""
 
     node: int
     """The first node of the second piece."""
@@ -62,7 +62,7 @@ class KernelCut:
 
 
 class SizeSource(StrEnum):
-    """Where the value that is assumed for a size that depends on data comes from."""
+    """Source of the value that is assumed for a size that depends on data."""
 
     TORCH = "torch"
     """Torch's own hint."""

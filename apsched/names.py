@@ -1,5 +1,5 @@
-"""What the name of a module or parameter says: its transformer block, and the bucket of
-TorchTitan's ``transformer_block_bucketing``.
+"""Parts of the name of a module or parameter: its transformer block, and the bucket of TorchTitan's
+``transformer_block_bucketing``.
 """
 
 import re
@@ -11,8 +11,8 @@ _BLOCK = re.compile(r"(?:[^.]+\.)*?[^.]+\.\d+(?=\.|$)")
 
 
 def direction_named(graph_name: str) -> str:
-    """Return ``forward`` or ``backward`` where that is what the name of a graph says, else an empty
-    string. Of several pairs of graphs each has a number.
+    """Return ``forward`` or ``backward`` if the name of a graph has it, else an empty string. Of
+    several pairs of graphs each has a number.
 
     >>> direction_named("forward"), direction_named("backward-2"), direction_named("joint")
     ('forward', 'backward', '')
@@ -27,7 +27,7 @@ def is_graph_name(name: str) -> bool:
 
 
 def graph_order(name: str) -> tuple[int, int]:
-    """Return where a graph stands among those of its source: pair by pair, forward first."""
+    """Return the place of a graph among those of its source: pair by pair, forward first."""
     word, _, number = name.partition("-")
     return int(number or 0), ("forward", "backward", "joint", "graph").index(word)
 
@@ -56,8 +56,8 @@ def bucket_labels(
     """Return the bucket of each of ``names``, parameters in order of registration: one for each
     block.
 
-    What stands before the first block has a bucket for each module, the first ``depth`` parts of
-    its name (the embedding). What lies between blocks, or behind the last one, shares one (norm and
+    Each module before the first block has a bucket, named by the first ``depth`` parts of its name
+    (the embedding). Modules between blocks, or after the last one, share a bucket (norm and
     output).
 
     >>> names = ["embedding.weight", "layers.0.w", "layers.1.w", "norm.weight", "output.weight"]
@@ -93,7 +93,7 @@ RUNNING: dict[str, str] = {}
 
 
 def second_name(group: str) -> str:
-    """Return what the second group of ``group`` is called before it is made."""
+    """Return the name of the second group of ``group`` before it is made."""
     return group + _SUFFIX
 
 

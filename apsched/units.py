@@ -21,5 +21,5 @@ def ticks_to_us(duration_ticks: int) -> float:
 
 
 def allocated_bytes(size_bytes: int) -> int:
-    """Return what the allocator takes for a storage of ``size_bytes``."""
+    """Return the bytes that the allocator takes for a storage of ``size_bytes``."""
     return -(-size_bytes // ALLOCATION_BYTES) * ALLOCATION_BYTES

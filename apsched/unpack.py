@@ -31,8 +31,8 @@ def unpacked_limit_bytes() -> int:
 
 @contextmanager
 def unpacked_limit(stated: str | None) -> Iterator[None]:
-    """Run the body with the limit that ``--unpacked-limit`` states; with ``None`` as it is.
-    ``InputError`` where it is no size.
+    """Run the body with the limit that ``--unpacked-limit`` states; ``None`` keeps the limit.
+    ``InputError`` if it is no size.
     """
     if stated is None:
         yield
@@ -50,15 +50,15 @@ def unpacked_limit(stated: str | None) -> Iterator[None]:
 
 
 def read_within(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of the file ``path`` as it is; ``InputError`` where it is larger than the
-    limit. Raises ``OSError``.
+    """Return the content of the file ``path``; ``InputError`` if it is larger than the limit.
+    Raises ``OSError``.
     """
     with open(path, "rb") as file:
         return _up_to(file.read, "a file of")
 
 
 def unpacked(data: bytes) -> bytes:
-    """Return what the gzip ``data`` unpacks to; ``InputError`` where that is more than the limit.
+    """Return the unpacked gzip ``data``; ``InputError`` if it is larger than the limit.
 
     Raises ``EOFError``, ``OSError`` or ``zlib.error`` where the data are broken or cut off.
     """

@@ -1,5 +1,5 @@
-"""Build a preset on its mesh: sharded parameters and example inputs, of which nothing is allocated
-unless asked.
+"""Build a preset on its mesh: sharded parameters and example inputs, which are allocated only on
+request.
 """
 
 import math

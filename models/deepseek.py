@@ -80,8 +80,8 @@ class LatentAttention(nn.Module):
 
 
 class BalancedRouting(Table):
-    """Which expert takes which token when every expert takes as many: round robin, so that shapes
-    are known before the run.
+    """Assignment of tokens to experts with equal loads: round robin, so that shapes are known
+    before the run.
 
     TorchTitan has the same for debugging (``debug_force_load_balance``). Routed tokens are sorted
     by expert.

@@ -50,9 +50,9 @@ class MeshSpec:
 
     @classmethod
     def parse(cls, text: str) -> "MeshSpec":
-        """Return the mesh that ``text`` names, such as ``fsdp=16,tp=8``; raises :class:`InputError`
-        with what is wrong. ``dp=64`` is ``fsdp=64``, ``ddp=64`` is ``replicate=64`` and
-        ``hsdp=4x16`` is ``replicate=4,fsdp=16``.
+        """Return the mesh of ``text``, such as ``fsdp=16,tp=8``; raises :class:`InputError` with
+        the error. ``dp=64`` is ``fsdp=64``, ``ddp=64`` is ``replicate=64`` and ``hsdp=4x16`` is
+        ``replicate=4,fsdp=16``.
         """
         sizes: dict[str, int] = {}
         for part in _HSDP.sub(r"replicate=\1,fsdp=\2", text).split(","):

@@ -1,4 +1,4 @@
-"""What can be chosen about a preset beyond its size and mesh."""
+"""Options of a preset beyond its size and mesh."""
 
 from dataclasses import dataclass
 

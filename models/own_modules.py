@@ -34,12 +34,12 @@ _FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd", "c10d")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OwnSharding:
-    """How one parameter of a user's module is read."""
+    """The form of reading one parameter of a user's module."""
 
     data: ParameterSharding | None
     """``None`` where every process rank has the whole parameter, and its own part of the model."""
     tensor_parallel: DTensor | None
-    """What the parameter was before, where the module split it itself."""
+    """The parameter before, if the module split it itself."""
     summed: Group = ALONE
     """Process ranks that have parts of its gradient beside those of ``data``."""
 
@@ -82,8 +82,8 @@ class _Read:
     places: list[nn.Module] = field(default_factory=list)
     """Modules that have it; more than one where it is tied."""
     this_pass: list[torch.Tensor] = field(default_factory=list)
-    """What was gathered in this forward pass, of a tied one: it is gathered, and its gradient
-    reduced, once.
+    """The gathered value of this forward pass, of a tied parameter: it is gathered, and its
+    gradient reduced, once.
     """
 
     def value(self) -> torch.Tensor | None:
@@ -103,7 +103,9 @@ class _Read:
 
 
 def check_own_mesh(source: str, mesh: MeshSpec) -> None:
-    """Raise :class:`InputError` for axes of ``mesh`` that say nothing about any ``nn.Module``."""
+    """Raise :class:`InputError` for axes of ``mesh`` that have no meaning for an arbitrary
+    ``nn.Module``.
+    """
     for axis, size in (("tp", mesh.tp), ("ep", mesh.ep)):
         if size > 1:
             raise InputError(
@@ -114,7 +116,8 @@ def check_own_mesh(source: str, mesh: MeshSpec) -> None:
 
 
 def is_distributed(module: nn.Module, inputs: tuple[Any, ...]) -> str:
-    """Return what of ``module`` is distributed by itself, in words; empty where nothing is.
+    """Return the parts of ``module`` that are distributed already, as text; empty if there are
+    none.
 
     Parameters that are DTensors are, and a forward pass that launches collectives; it is run on
     fake tensors, which computes nothing.

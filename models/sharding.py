@@ -29,7 +29,7 @@ Values = Callable[[str, torch.Size], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterSharding:
-    """How one parameter lies on its mesh, and how it is gathered."""
+    """The layout of one parameter on its mesh, and its gather."""
 
     mesh: DeviceMesh
     inner: Group

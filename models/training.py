@@ -25,7 +25,7 @@ from apsched.models.build import BuiltModel
 
 
 def forward_inputs(built: BuiltModel) -> list[torch.Tensor]:
-    """Return what the forward graph takes, in order: parameters (local shards), buffers, inputs.
+    """Return the inputs of the forward graph, in order: parameters (local shards), buffers, inputs.
     They share memory with the module.
     """
     state = [_local(parameter) for parameter in built.module.parameters()]

@@ -1,4 +1,4 @@
-"""What the parts of the solver begin with, what they find, and the answer made of it."""
+"""Inputs of the parts of the solver, their findings, and the answer made of these."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -52,12 +52,12 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is known before anything is searched."""
+    """Facts that are known before any search."""
 
     whole: Fitting
-    """As asked for, with all kernels whole."""
+    """The requested problem, with all kernels whole."""
     fitting: Fitting
-    """What is searched: ``whole``, or that with some kernels cut."""
+    """The searched problem: ``whole``, or that with some kernels cut."""
     options: SolveOptions
     bound: TimeBound
     """Of ``whole``."""
@@ -115,9 +115,7 @@ def slack_limit(time_ticks: int, options: SolveOptions, made: tuple[Scored, ...]
 
 
 def near_enough(bound: TimeBound, options: SolveOptions) -> int:
-    """Return the step time at which the search stops: what is left would go to memory and launches
-    anyway.
-    """
+    """Return the step time at which the search stops: memory and launches may use the rest."""
     return int(bound.ticks * (1 + options.time_slack / 2))
 
 

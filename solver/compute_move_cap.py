@@ -1,4 +1,4 @@
-"""Where the search moves compute at all: elsewhere it keeps it as captured.
+"""Decide whether the search moves compute; otherwise it keeps it as captured.
 
 A collective on the path is hidden by compute that moves. Without any, only the end of the step can
 gain: reductions that end behind all compute, beside which weight gradients could run. What such a
@@ -50,8 +50,8 @@ def _end_pays(problem: Problem, max_move: int | None) -> bool:
 
 
 def _sticks_out(problem: Problem, ticks: list[int]) -> int:
-    """Return how long the last reduction lasts behind all compute, as captured, with each
-    collective alone and gathers free.
+    """Return the time of the last reduction after all compute, as captured, with each collective
+    alone and gathers free.
     """
     done = dict(zip(problem.captured_order, accumulate(ticks), strict=True))
     ready = [0] * problem.num_nodes

@@ -21,9 +21,9 @@ from apsched.solver.search.decoder import evaluate_labels
 from apsched.solver.solve import solve
 
 SEARCH = "search"
-"""What every solve runs."""
+"""Functions that every solve runs."""
 ORDERS = "orders"
-"""What looks for orders of the compute, and bounds them."""
+"""Functions that search for orders of the compute, and bound them."""
 _LAYERS = 16
 """So many that the problem is searched and not decided as a whole."""
 _BUDGET = 8.0

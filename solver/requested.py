@@ -1,8 +1,8 @@
-"""Solve under the caps that were asked for, though the search may restrict itself.
+"""Solve under the requested caps, though the search may restrict itself.
 
-Where moving compute does not pay the search keeps it as captured. What is claimed of the answer is
-about what was asked all the same: bounds hold for every order of the compute that the caps allow,
-and infeasibility is reported only after those orders were searched, too.
+If moving compute does not pay, the search keeps it as captured. The claims of the answer are about
+the request nevertheless: bounds hold for every order of the compute that the caps allow, and
+infeasibility is reported only after those orders were searched, too.
 """
 
 from dataclasses import replace

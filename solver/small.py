@@ -91,8 +91,8 @@ def _for_all_schedules(task: Task, options: SolveOptions, answer: Answer) -> Ans
 def _hint_in_some_order(
     task: Task, mover: ComputeMover, search: Search, answer: Answer
 ) -> Hint | None:
-    """Return where the formulation starts that decides the order of the compute: ``answer``, as
-    captured, or what is faster, or fits where that does not.
+    """Return the start of the formulation that decides the order of the compute: ``answer``, as
+    captured, or a faster one, or one that fits if that does not.
     """
     caps = task.fitting.instance.caps
     blocks, lower = mover.captured, None
@@ -151,7 +151,7 @@ class _Formulation:
     def minimized(
         self, minimize: Callable[..., Exact], start: Hint | None
     ) -> tuple[Exact, Hint | None]:
-        """Return what minimizing finds from ``start``, and that as a hint."""
+        """Return the result of minimizing from ``start``, and that as a hint."""
         program, order = (start.program, start.order) if start is not None else (None, None)
         exact = minimize(self.options, program, order)
         self.deterministic_work += exact.deterministic_work

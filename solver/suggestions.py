@@ -1,9 +1,9 @@
-"""What would help a schedule most: the buckets of one kind on one group, or the places of launches
-and waits, each tried and simulated.
+"""The changes that would help a schedule most: the buckets of one kind on one group, or the places
+of launches and waits, each tried and simulated.
 
-The changes build on each other: the first is the best on the schedule as it is, the second the best
-on top of the first, and so on. Each ends in a whole schedule, checked by ``verify`` and simulated;
-compute stays as captured.
+The changes build on each other: the first is the best change of the schedule, the second the best
+in addition to the first, and so on. Each ends in a whole schedule, checked by ``verify`` and
+simulated; compute stays as captured.
 """
 
 from dataclasses import dataclass

@@ -30,8 +30,8 @@ def check_writable(directory: Path) -> None:
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> tuple[Path, ...]:
-    """Write ``files`` (name -> content) to ``directory``: all of them, or, where one fails, none;
-    what was there stays, and new directories go again.
+    """Write ``files`` (name -> content) to ``directory``: all of them, or, if one fails, none;
+    existing files stay, and new directories are removed.
     """
     new_directories = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     staged: list[StagedFile] = []
@@ -58,7 +58,7 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> tuple[Path, ...]
 
 
 def write_or_rescue(directory: Path, files: Mapping[str, bytes]) -> tuple[tuple[Path, ...], str]:
-    """Write ``files`` to ``directory``, else to a new temporary directory: what was found is not
+    """Write ``files`` to ``directory``, else to a new temporary directory, so that no answer is
     lost.
 
     Returns their paths (none where neither can be written), and what went wrong; empty for nothing.

@@ -15,8 +15,8 @@ _SHOWN = 3
 def replay(problem: Problem, file: ScheduleFile) -> Scored:
     """Return the schedule of ``file`` with its figures on ``problem``.
 
-    Raises ``InputError`` where the file belongs to another graph (and says what differs), where its
-    order breaks a dependence, or where it breaks a cap that it states.
+    Raises ``InputError`` if the file belongs to another graph (with the difference), if its order
+    breaks a dependence, or if it breaks a cap that it states.
     """
     schedule = bind_schedule(file, problem)
     wrong = verify(problem, schedule, file.caps)

@@ -1,5 +1,4 @@
-"""Schedule files: JSON that a person reads and diffs, and that says which graph it belongs to
-(design: files).
+"""Schedule files: JSON for people and diffs, with the identity of the graph (design: files).
 
 Equal input gives the same file, byte for byte: no times, no paths. A node goes by rank and name, a
 bucket by number::
@@ -59,7 +58,7 @@ class ScheduleFile:
     second_groups: bool = False
     """Gathers run on groups of their own."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of the packages that solved it; empty where the file says nothing."""
+    """Of the packages that solved it; empty if the file has none."""
 
     def problem_of(self, problem: Problem) -> Problem:
         """Return ``problem`` with the groups that the file was made for."""
@@ -133,7 +132,7 @@ def save_schedule(path: str | Path, result: Result) -> None:
 
 
 def load_schedule(path: str | Path) -> ScheduleFile:
-    """Return the schedule file ``path``; ``InputError`` names it and what is wrong with it."""
+    """Return the schedule file ``path``; ``InputError`` names the file and the error."""
     try:
         content = read_within(path)
     except OSError as error:
@@ -146,8 +145,8 @@ def load_schedule(path: str | Path) -> ScheduleFile:
 
 
 def bind_schedule(file: ScheduleFile, problem: Problem) -> Schedule:
-    """Return the schedule that ``file`` states for ``problem``; ``InputError`` says what differs
-    where it belongs to another graph.
+    """Return the schedule that ``file`` states for ``problem``; ``InputError`` with the difference
+    if it belongs to another graph.
     """
     if file.graph["hash"] != problem.graph_hash:
         raise InputError(
@@ -217,8 +216,8 @@ def _version(package: str) -> str:
 
 
 def parse_schedule(content: bytes, path: str) -> ScheduleFile:
-    """Return what the content of the schedule file ``path`` says; ``InputError`` names it and what
-    is wrong with it.
+    """Return the parsed content of the schedule file ``path``; ``InputError`` names the file and
+    the error.
     """
     data = _json(content, path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:

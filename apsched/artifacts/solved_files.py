@@ -26,8 +26,8 @@ def add_files(
     """Write the schedule back where there is an FX graph, check the round trip, and add the graph's
     files to ``files``.
 
-    Where the rewritten module cannot be made, or is not what was claimed, the error is added to
-    ``lost``: graph and schedule are written all the same.
+    If the rewritten module cannot be made, or differs from the claim, the error is added to
+    ``lost``; graph and schedule are written nevertheless.
     """
     name = graph.problem.name
     files[f"{name}.graph"] = to_bytes(graph.dag)
@@ -69,7 +69,7 @@ def apply_one(
 ) -> dict[str, Any]:
     """Replay ``file`` on ``graph``; adds the rewritten module to ``files`` and returns the figures.
 
-    ``RoundTripError`` where the rewritten module is not what was claimed.
+    ``RoundTripError`` if the rewritten module differs from the claim.
     """
     graph = replace(graph, problem=file.problem_of(graph.problem))
     scored = replay(graph.problem, file)
@@ -94,8 +94,8 @@ def apply_one(
 
 
 def graph_of(file: ScheduleFile, source: LoadedSource) -> LoadedGraph:
-    """Return the graph that ``file`` was made for; by its hash, else by its name (then the replay
-    says what differs).
+    """Return the graph of ``file``: by its hash, else by its name (the replay then reports the
+    difference).
     """
     by_hash = [graph for graph in source.graphs if graph.problem.graph_hash == file.graph["hash"]]
     by_name = [graph for graph in source.graphs if graph.problem.name == file.graph["name"]]

@@ -60,8 +60,8 @@ class SolvedGraph:
     backward.
     """
     title: str = ""
-    """What tells it from other answers about a graph of the same name; empty for the graph's
-    name.
+    """Label that distinguishes it from other answers about a graph of the same name; empty for the
+    graph's name.
     """
 
     @property
@@ -73,7 +73,7 @@ class SolvedGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedRun:
-    """What a directory holds."""
+    """The content of a directory."""
 
     path: Path
     source: str
@@ -86,8 +86,8 @@ class SolvedRun:
 
 
 def load_run(path: str | Path) -> SolvedRun:
-    """Return what ``apsched solve`` wrote to the directory ``path``; ``InputError`` says what is
-    missing or does not fit together.
+    """Return the run that ``apsched solve`` wrote to the directory ``path``; ``InputError`` names a
+    missing file, or files that do not fit together.
     """
     path = Path(path)
     if path.name == RESULT_FILE:
@@ -147,8 +147,8 @@ def _load_graph(path: Path, entry: Mapping[str, Any]) -> SolvedGraph:
 def solved_graph(
     path: Path, graph_file: str, schedule_file: str, entry: Mapping[str, Any]
 ) -> SolvedGraph:
-    """Return a graph and its answer from files in ``path``; ``entry`` is what ``--json`` says of
-    it. All of it is checked.
+    """Return a graph and its answer from files in ``path``; ``entry`` is its part of ``--json``.
+    Everything is checked.
     """
     dag = load_graph(path / graph_file)
     file = load_schedule(path / schedule_file)
@@ -259,7 +259,7 @@ def _score(name: str, says: Mapping[str, Any]) -> Score:
 
 
 def _contention(says: Mapping[str, Any], groups: Sequence[str]) -> Contention:
-    """Return what :func:`apsched.problem.contention.contention_json` wrote, as far as it is about
+    """Return the contention that :func:`apsched.problem.contention.contention_json` wrote, for
     ``groups``.
     """
     names = tuple(dict.fromkeys(link for links in says["links"].values() for link in links))

@@ -18,7 +18,9 @@ APPLY_FLAGS = tuple(
 
 
 def stated_options(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flag -> value of what is not the default, in the order of the command's options."""
+    """Return flag -> value of the options that differ from the default, in the order of the
+    command's options.
+    """
     return {
         BY_NAME[name].flag: value
         for name, value in args.items()
@@ -59,7 +61,7 @@ def backend_arguments(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _as_python(option: Option, value: Any) -> Any:
-    """Return what was typed for ``option`` as a setting: numbers as numbers, sizes as typed."""
+    """Return the typed value of ``option`` as a setting: numbers as numbers, sizes as typed."""
     if option.unit in (Unit.COUNT, Unit.NUMBER, Unit.SHARE):
         return option.read(value)
     if option.several and option.parse is not None:

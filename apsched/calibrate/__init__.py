@@ -1,1 +1,1 @@
-"""Costs from where the job runs: read off a profile, or measured on the device at hand."""
+"""Costs from a job: read from a profile, or measured on this device."""

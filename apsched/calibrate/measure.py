@@ -1,6 +1,4 @@
-"""Run what graphs compute on the device at hand, each distinct operation once, and note how long it
-takes.
-"""
+"""Run the operations of graphs on this device, each distinct one once, and record their times."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +26,7 @@ _POOL_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was measured, and what could not be."""
+    """Measured operations, and those that could not be measured."""
 
     costs: MeasuredCosts
     num_measured: int
@@ -49,7 +47,7 @@ def device_at_hand() -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Return what costs are called after: the GPU's name, or the CPU with its threads."""
+    """Return the device name of costs: the GPU's name, or the CPU with its threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
@@ -63,7 +61,7 @@ def measure_compute(
     *,
     fused: bool = True,
 ) -> Measured:
-    """Return what the compute nodes of ``graphs`` (each with its DAG) take on ``device``, and
+    """Return the times of the compute nodes of ``graphs`` (each with its DAG) on ``device``, and of
     copies.
 
     What ``known`` has for the same device stays. Operators run one by one, so with ``fused`` those
@@ -128,7 +126,7 @@ def _node_us(node: Node, device: torch.device) -> float:
 
 
 def _copies(device: torch.device) -> tuple[tuple[int, float], ...]:
-    """Return what a copy of so many bytes takes, made to rise with size.
+    """Return the time of a copy for each size, made to rise with size.
 
     Each copies another part of a pool, as copy-out does, views included: what a bucket holds came
     from the network, or was computed long before, and no cache has it. The same bytes over and over

@@ -1,4 +1,4 @@
-"""Run the collectives of graphs on the process groups at hand, at their own sizes and those of
+"""Run the collectives of graphs on the process groups of this job, at their own sizes and those of
 buckets; every process rank takes part.
 
 On a CPU each transfer follows a stretch of work, as in a job. Right after a barrier, process ranks
@@ -45,8 +45,8 @@ def measure_collectives(
     """Return the transfers of every kind on every group that ``dags`` name, and on a CPU what
     launching a bucket of each kind takes.
 
-    All process ranks of the job call this at once, with the same graphs: what is measured, and in
-    which order, follows from them.
+    All process ranks of the job call this at once, with the same graphs, which determine the
+    measurements and their order.
     """
     found: list[Transfers] = []
     launches: dict[CollectiveKind, list[float]] = {}
@@ -110,7 +110,7 @@ def _wanted(
 
 
 def _sizes(messages: Sequence[int], most: int, num_ranks: int) -> list[int]:
-    """Return what is measured, in whole float32 elements for each process rank."""
+    """Return the measured sizes, in whole float32 elements for each process rank."""
     step = 4 * num_ranks
     grid = [size for size in messages if size <= _LARGEST_BYTES]
     size, most = min(messages), min(most, _LARGEST_BYTES)
@@ -184,8 +184,8 @@ def _once_on_cpu(start: Callable[[], torch.Tensor], _group: Any) -> tuple[float,
 
 
 def part_ranks() -> None:
-    """Work a while on the CPU: what was before brought the process ranks together, and work takes
-    them apart, as it does in a job.
+    """Work a while on the CPU: the call before brought the process ranks into step, and work takes
+    them apart, as in a job.
     """
     square = torch.full((256, 256), 0.5)
     for _ in range(_PRODUCTS_BETWEEN):
@@ -201,9 +201,7 @@ def _inner_mean(times: Sequence[float]) -> float:
 def _starter(
     kind: CollectiveKind, group_name: str, num_ranks: int, size_bytes: int, device: torch.device
 ) -> Callable[[], torch.Tensor]:
-    """Return what starts a collective as graphs do, whose bytes, counted once, are
-    ``size_bytes``.
-    """
+    """Return a function that starts a collective as graphs do, of ``size_bytes``, counted once."""
     whole = torch.zeros(size_bytes // 4, device=device)
     part = torch.zeros(whole.numel() // num_ranks, device=device)
     splits = [part.numel()] * num_ranks

@@ -21,7 +21,7 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Where costs are measured."""
+    """Device and process groups of a measurement."""
 
     rank: int
     device: torch.device
@@ -37,8 +37,8 @@ class Job:
         *,
         fused: bool = True,
     ) -> Measured:
-        """Return what the nodes of ``graphs`` take here, and with a process group their
-        collectives, agreed on by all process ranks.
+        """Return the times of the nodes of ``graphs`` on this device, and with a process group
+        those of their collectives, agreed on by all process ranks.
         """
         if not self.connected:
             return measure_compute(graphs, self.device, cluster_name, known, fused=fused)

@@ -1,6 +1,4 @@
-"""How long a call takes on the device at hand: by events on a GPU's stream, by the clock on a
-CPU.
-"""
+"""The time of a call on this device: by events on a GPU's stream, by the clock on a CPU."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +11,7 @@ from apsched.torch_compat.graphs import hold_stream
 _WARM_UPS = 2
 _BATCHES = 5
 _BATCH_US = 2_000.0
-"""What a batch of calls takes at least, so that the clock's own time is nothing; a slow call is a
+"""Least time of a batch of calls, so that the clock's own time is negligible; a slow call is a
 batch of its own.
 """
 _MOST_CALLS = 200

@@ -1,6 +1,4 @@
-"""What capture hands to the rest: FX graphs with shapes, and what a graph alone cannot say about
-them.
-"""
+"""The result of capture: FX graphs with shapes, and facts that a graph alone does not have."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +27,7 @@ class CapturedGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedBytes:
-    """What forward saves for backward, beside its inputs."""
+    """Bytes that forward saves for backward, without its inputs."""
 
     tagged: int
     """As captured."""
@@ -54,6 +52,6 @@ class Capture:
     saved_bytes: SavedBytes | None = None
     """Where it was asked for."""
     notes: tuple[str, ...] = ()
-    """Where the graphs come from, to be printed with an answer, a sentence each."""
+    """Notes on the origin of the graphs, to be printed with an answer, a sentence each."""
     warnings: tuple[str, ...] = ()
-    """What may be wrong with the graphs, to be printed at once, a sentence each."""
+    """Warnings about the graphs, to be printed at once, a sentence each."""

@@ -38,8 +38,8 @@ def fake_copy(
     without_hooks_of: str = "",
     copies: dict[nn.Module, nn.Module] | None = None,
 ) -> nn.Module:
-    """Return ``module`` and all modules in it with fake tensors of ``mode``; names, and what is
-    shared, stay.
+    """Return ``module`` and all modules in it with fake tensors of ``mode``; names and sharing
+    stay.
 
     ``make`` makes parameters in another way, ``class_of`` gives the class that a module had
     before a later change, ``without_hooks_of`` names the package whose hooks are left out, and

@@ -54,8 +54,8 @@ def propagate(
     mode: FakeTensorMode,
     where: Callable[[torch.fx.Node], str],
 ) -> None:
-    """Set ``meta["val"]`` on every node of ``module`` but the output; ``where`` says how an error
-    names a node's place.
+    """Set ``meta["val"]`` on every node of ``module`` but the output; ``where`` returns the name of
+    a node's place for errors.
 
     Raises
     ------

@@ -125,7 +125,7 @@ def capture_own(
 def _sharded_over(
     module: torch.nn.Module, inputs: tuple[Any, ...], source: str, mesh: MeshSpec
 ) -> tuple[str, ...]:
-    """Shard ``module`` over ``mesh``, or say why it is left as it is."""
+    """Shard ``module`` over ``mesh``, or return the reason for leaving it as it is."""
     if found := is_distributed(module, inputs):
         return (
             f"{source}: the module has {found} of its own, which say how it is sharded: of --mesh"

@@ -31,13 +31,13 @@ def capture_graph(
     example_inputs: Sequence[Any] | None = None,
 ) -> CapturedGraph:
     """Return the captured form of ``module``, which is not changed; overload packets become the
-    overloads that they run, and control dependencies that a scheduler put in go.
+    overloads that they run, and control dependencies of a scheduler are removed.
 
-    ``name`` and ``kept_inputs`` default to what the names of the placeholders say, as AOTAutograd
-    gives them (:func:`direction_of`, :func:`kept_by_name`), ``parameter_names`` (placeholder ->
-    parameter) to what its descriptors say. ``example_inputs`` (real or fake tensors and integers,
-    one for each placeholder) are needed only where placeholders have no ``meta["val"]``; calls that
-    have none are run on fake values, and nothing is computed.
+    ``name`` and ``kept_inputs`` default to those that the names of AOTAutograd's placeholders imply
+    (:func:`direction_of`, :func:`kept_by_name`), ``parameter_names`` (placeholder -> parameter) to
+    those of its descriptors. ``example_inputs`` (real or fake tensors and integers, one for each
+    placeholder) are needed only if placeholders have no ``meta["val"]``; calls that have none are
+    run on fake values, without computation.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def direction_of(graph: torch.fx.Graph) -> str:
     """Return ``forward``, ``backward``, ``joint`` or ``graph`` (unknown), by the names that
     AOTAutograd gives inputs.
 
-    A forward graph takes ``primals_*``; a backward graph takes ``tangents_*`` and what was saved. A
+    A forward graph takes ``primals_*``; a backward graph takes ``tangents_*`` and saved values. A
     joint graph takes all ``primals_*`` and ``tangents_*``, nothing else, and has outputs beyond one
     gradient for each primal.
     """
@@ -93,7 +93,7 @@ def kept_by_name(placeholders: Iterable[str]) -> frozenset[str]:
     """Return the placeholders that the caller keeps alive: ``primals_*``, or all where the names
     are not AOTAutograd's.
 
-    What a backward graph takes beside them is freed at its last use: the saved activations and the
+    The other inputs of a backward graph are freed at their last use: the saved activations and the
     incoming gradients.
     """
     names = list(placeholders)

@@ -51,8 +51,8 @@ def capture_module(
     ``num_micro_batches`` is how many the module must have, independent of each other
     (:mod:`apsched.fx.chains`); ``None``: any number.
 
-    The forward graph says what it saves. A module that runs such graphs is partitioned just as they
-    were (:mod:`apsched.fx.passes.partition_replay`).
+    The forward graph has tags on the values that it saves. A module that runs such graphs is
+    partitioned in the same way (:mod:`apsched.fx.passes.partition_replay`).
 
     The graphs are called as a compiler would call them::
 

@@ -35,7 +35,7 @@ def keep(
     forward: CapturedGraph, backward: CapturedGraph, names: Collection[str]
 ) -> tuple[CapturedGraph, CapturedGraph]:
     """Return the pair of graphs with the gathered parameters ``names`` kept from forward to
-    backward; what is given stays as it is.
+    backward; the given graphs stay unchanged.
 
     Forward returns the gathered tensor, or the cast or transposed copy of it that backward reads,
     and backward takes it as an input that the caller does not hold: it is freed at its last use.

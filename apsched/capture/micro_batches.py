@@ -21,7 +21,7 @@ REDUCE_ONCE, REDUCE_EACH = "once", "each"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchChoice:
-    """How many micro-batches a step has, and when their gradients are reduced."""
+    """The number of micro-batches of a step, and when their gradients are reduced."""
 
     count: int = 1
     reduce: str = REDUCE_ONCE

@@ -1,5 +1,5 @@
-"""How the verbs state their options: from the table (:mod:`apsched.options_table`), and the few
-that several verbs share. Imports nothing that takes time.
+"""Options of the verbs: from the table (:mod:`apsched.options_table`), and the few that several
+verbs share. Imports no slow module.
 """
 
 import argparse
@@ -34,7 +34,7 @@ meshes (--mesh), axis=size with commas between them:
   fsdp=16,tp=8         matrix products are split over 8 process ranks: tensor parallelism
   fsdp=64,ep=8         routed experts are split over 8 process ranks of fsdp: expert parallelism
 """
-"""What ``--help`` says of meshes, a line each."""
+"""The lines of ``--help`` about meshes."""
 _HELP_WIDTH = 79
 
 Run = Callable[[argparse.Namespace, TextIO], None]
@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
             (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
-        """Raise what is wrong with the command line."""
+        """Raise the error of the command line."""
         raise InputError(f"{message} (`{self.prog} --help` lists all options)")
 
 

@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     schedule fits, or a check of the answer fails), 2 (wrong use, output that cannot be written, or
     a bug of apsched) or 130 (interrupted).
 
-    What captured models, torch or the solver print goes to stderr, so that stdout has the answer
+    Output of captured models, torch and the solver goes to stderr, so that stdout has the answer
     and nothing else.
     """
     answer = sys.stdout

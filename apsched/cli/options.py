@@ -28,7 +28,7 @@ def stated(args: argparse.Namespace, name: str) -> Any:
 
 
 def source_request(args: argparse.Namespace) -> "SourceRequest":
-    """Return the SOURCE and what was chosen about it."""
+    """Return the SOURCE and its options."""
     from apsched.pipeline.sources import SourceRequest
 
     chosen = {
@@ -42,7 +42,7 @@ def source_request(args: argparse.Namespace) -> "SourceRequest":
 
 
 def cost_choice(args: argparse.Namespace) -> "CostChoice":
-    """Return where costs come from."""
+    """Return the sources of costs."""
     from apsched.pipeline.cost_choice import CostChoice
     from apsched.problem.contention_spec import ContentionChoice, parse_contention
 
@@ -97,7 +97,7 @@ def solve_request(args: argparse.Namespace) -> "SolveRequest":
 
 
 def _compute_move(args: argparse.Namespace, milp: MilpOptions | None) -> int | None:
-    """Return how far compute may move; the MILP keeps it as captured."""
+    """Return the cap on moves of compute; the MILP keeps compute as captured."""
     if milp is None:
         move: int | None = stated(args, "max_compute_move")
         return move
@@ -122,7 +122,7 @@ def _scenarios(args: argparse.Namespace, milp: MilpOptions | None) -> ScenarioOp
 
 
 def _milp(args: argparse.Namespace) -> MilpOptions | None:
-    """Return how the MILP is solved; ``None`` where CP-SAT and the search solve."""
+    """Return the options of the MILP; ``None`` if CP-SAT and the search solve."""
     name, colon, solver_name = str(stated(args, "solver")).partition(":")
     if name == "cp-sat" and not colon:
         if getattr(args, "time_limit", None) is not None:

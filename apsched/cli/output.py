@@ -1,4 +1,4 @@
-"""What commands share that make one file of a run, or print answers."""
+"""Functions of the commands that write one file of a run, or print answers."""
 
 import argparse
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def write_one(
     stdout: TextIO,
     **more: Any,
 ) -> None:
-    """Write ``content`` to ``-o`` (else to ``name`` in the directory of the run), and say so:
+    """Write ``content`` to ``-o`` (else to ``name`` in the directory of the run), and print that:
     ``what`` it is, and ``how`` to open it.
 
     ``more`` is for ``--json``.

@@ -27,8 +27,8 @@ _VERBS = (
 
 
 def complete_for_shell(parser: argparse.ArgumentParser) -> None:
-    """Print what a shell asks for and exit, where it asks (``_ARGCOMPLETE`` is set) and argcomplete
-    is installed (extra ``apsched[completion]``).
+    """Print the completions that a shell requests and exit, if it does (``_ARGCOMPLETE`` is set)
+    and argcomplete is installed (extra ``apsched[completion]``).
     """
     if "_ARGCOMPLETE" not in os.environ:
         return

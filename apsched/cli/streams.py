@@ -18,8 +18,8 @@ def make_encodable(stream: TextIO) -> None:
 
 
 def drop(stream: TextIO) -> None:
-    """Let what is left in the buffer of ``stream``, and all that follows, go nowhere; streams
-    without a file descriptor stay as they are.
+    """Discard the buffer of ``stream`` and all later output; streams without a file descriptor stay
+    as they are.
     """
     try:
         descriptor = stream.fileno()

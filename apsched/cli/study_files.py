@@ -1,4 +1,4 @@
-"""What ``apsched study`` does with studies that are there: compare, merge and export."""
+"""Commands on existing studies: compare, merge and export."""
 
 import argparse
 import json

@@ -227,7 +227,7 @@ def _line_json(line: Line, slowdown: float) -> dict[str, Any]:
 
 
 def point_json(point: Point) -> dict[str, Any]:
-    """Return what ``--json`` says of a point."""
+    """Return a point as ``--json`` has it."""
     return {
         "point_id": point.point_id,
         "memory_cap": point.memory_cap,
@@ -285,7 +285,7 @@ def _labelled(
 
 
 def engine_of(args: argparse.Namespace) -> Engine:
-    """Return where questions are answered."""
+    """Return the engine that answers questions."""
     if args.engine is not None:
         if args.jobs is not None:
             raise InputError(

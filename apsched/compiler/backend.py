@@ -44,15 +44,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Backend:
-    """What ``torch.compile(model, backend=...)`` calls with each graph that Dynamo found; made by
-    :func:`backend`.
+    """The object that ``torch.compile(model, backend=...)`` calls with each graph that Dynamo
+    found; made by :func:`backend`.
     """
 
     settings: Settings
     inductor: bool
     reshard_after_forward: bool | None
     keep: KeepRequest | None = None
-    """What is kept from forward to backward; ``None``: as ``reshard_after_forward`` says."""
+    """The parameters kept from forward to backward; ``None``: as ``reshard_after_forward``."""
     results: list[Result] = field(default_factory=list)
     """The answer for each graph that was scheduled in this process, in the order in which they were
     compiled.
@@ -91,7 +91,7 @@ class Backend:
             return {}
 
     def _patches(self, names: Mapping[int, str]) -> dict[str, Any]:
-        """Return what Inductor's settings must be, for forward and for backward, which is compiled
+        """Return the settings that Inductor needs, for forward and for backward, which is compiled
         later.
         """
         for name, value in switched_on().items():

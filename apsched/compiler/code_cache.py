@@ -1,5 +1,5 @@
-"""Inductor's cache of code in a job: what is found there counts only where all process ranks found
-it, and it launches the same on all.
+"""Inductor's cache of code in a job: cached code is used only if all process ranks found it, with
+the same launches.
 
 Inductor looks for code before any pass runs, and where it finds some none does. So what process
 ranks say to each other about a graph begins around that, not in the pass: one that found code says

@@ -90,7 +90,7 @@ def _content(value: Any) -> object:
 
 
 _FILLED_WITH_USE = ("_shapes", "_unpriced")
-"""Attributes of cost models that remember what was asked."""
+"""Attributes of cost models that hold a record of calls."""
 
 
 def _attributes(value: Any) -> list[str]:

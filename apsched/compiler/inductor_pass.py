@@ -34,13 +34,13 @@ class InductorPass(CustomGraphPass):
 
     settings: Settings
     names: Mapping[int, str] = field(default_factory=dict)
-    """Position -> name, of the inputs that are parameters, where the graph's own descriptors do not
-    say.
+    """Position -> name, of the inputs that are parameters, if the graph's own descriptors do not
+    have them.
     """
     results: list[Result] = field(default_factory=list)
 
     def __call__(self, graph: Graph) -> None:
-        """Schedule ``graph``; it stays as it is where it has no collectives."""
+        """Schedule ``graph``; it stays unchanged if it has no collectives."""
         module = graph.owning_module or GraphModule(torch.nn.Module(), graph)
         current = graph_in_inductor()
         with current.passed() if current is not None else nullcontext() as agreement:
@@ -56,8 +56,8 @@ class InductorPass(CustomGraphPass):
             replace_graph(graph, fast)
 
     def uuid(self) -> str | None:
-        """Return what the result depends on beside the graph, for the key of Inductor's caches;
-        ``None`` turns them off.
+        """Return everything that the result depends on in addition to the graph, for the key of
+        Inductor's caches; ``None`` turns them off.
 
         Where process ranks compare what they will launch, one that found its code in a cache would
         not answer the others: there they are off, unless the caller of Inductor handles that
@@ -71,7 +71,7 @@ class InductorPass(CustomGraphPass):
 
 @dataclass(frozen=True, eq=False)
 class ParameterPass(CustomGraphPass):
-    """For ``joint_custom_pre_pass``: says which inputs are parameters, and whether they are
+    """For ``joint_custom_pre_pass``: marks the inputs that are parameters, and whether they are
     gathered again in backward.
     """
 
@@ -79,7 +79,7 @@ class ParameterPass(CustomGraphPass):
     reshard_after_forward: bool | None
     settings: Settings
     keep: KeepRequest | None = None
-    """Which parameters are kept all the same; ``None``: none."""
+    """Parameters that are kept nevertheless; ``None``: none."""
 
     def __call__(self, graph: Graph) -> None:
         """Tag the nodes of a joint graph in place, or none of them; nothing on others."""

@@ -1,5 +1,5 @@
-"""What is kept from forward to backward in graphs of torch.compile, said to the partitioner by tags
-on the joint graph.
+"""Parameters kept from forward to backward in graphs of torch.compile: tags on the joint graph for
+the partitioner.
 """
 
 import hashlib
@@ -65,8 +65,8 @@ def _solved(
     names: Mapping[int, str],
     agreement: GraphAgreement | None,
 ) -> frozenset[str]:
-    """Return what is best kept of two graphs with all gathered again; where no choice fits, what
-    rules of the plan keep.
+    """Return the best parameters to keep for two graphs with all gathered again; if no choice fits,
+    those that rules of the plan keep.
     """
     progress = progress_of(settings)
     request = replace(settings.solve_request, bitwise_price=False, second_group=False)

@@ -41,12 +41,12 @@ RESULT = "apsched_result"
 def scheduled(
     captured: CapturedGraph, settings: Settings, agreement: GraphAgreement | None = None
 ) -> torch.fx.GraphModule:
-    """Return the module of ``captured`` in the fastest order that ``settings`` allow; what was
-    captured stays as it is.
+    """Return the module of ``captured`` in the fastest order that ``settings`` allow; ``captured``
+    stays unchanged.
 
-    With ``agreement`` one process rank solves for all that have this graph. ``InputError`` where
-    the graph cannot be scheduled, ``InfeasibleError`` where no schedule keeps the caps,
-    ``RoundTripError`` where the rewritten graph is not what was claimed.
+    With ``agreement`` one process rank solves for all that have this graph. ``InputError`` if the
+    graph cannot be scheduled, ``InfeasibleError`` if no schedule keeps the caps, ``RoundTripError``
+    if the rewritten graph differs from the claim.
     """
     captured = replace(captured, hints=settings.stated_hints)
     group_ranks = groups_of(captured.module.graph, settings)
@@ -103,7 +103,7 @@ def scheduled(
 
 
 def progress_of(settings: Settings) -> Progress:
-    """Return where progress is shown: on process rank 0, where ``settings`` ask for it."""
+    """Return the stream of progress: on process rank 0, if ``settings`` have progress on."""
     return Progress(quiet=not (settings.progress and process_rank() == 0))
 
 

@@ -154,8 +154,8 @@ def all_or_none(
 
 
 def kept_as_it_was(it: T, error: Exception, settings: Settings, name: str) -> T:
-    """Return ``it``, which ``error`` kept from being scheduled, and log that; raise ``error`` where
-    ``settings`` say so.
+    """Return ``it``, which ``error`` kept from being scheduled, and log that; raise ``error`` if
+    ``settings`` require it.
     """
     if settings.on_error == "raise":
         raise error

@@ -1,7 +1,6 @@
-"""What a user may choose where graphs are scheduled inside of a compiler; one frozen value that
-every surface takes.
+"""Settings of scheduling inside of a compiler; one frozen value that every surface takes.
 
-What is an option of the command line, too, is parsed and checked as there, by the table of options
+Options of the command line are parsed and checked in the same way, by the table of options
 (:mod:`apsched.options_table`).
 """
 
@@ -52,7 +51,7 @@ ON_ERROR = ("raise", "fallback")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How graphs are scheduled in this job. Checked when it is made, so that a mistake shows before
+    """Settings of scheduling in this job. Checked when made, so that a mistake shows before
     anything is traced.
 
     Sizes are bytes or texts as on the command line (``"60GiB"``); ``None`` is no limit unless
@@ -85,8 +84,8 @@ class Settings:
     bitwise: bool = False
     """Reduce gradients in the buckets and payload order of eager FSDP2."""
     contention: str | Contention | None = None
-    """How streams slow each other, as for ``--contention`` (``"links,compute=1.2"``), or in full;
-    ``None``: not at all.
+    """Contention of streams, as for ``--contention`` (``"links,compute=1.2"``), or in full;
+    ``None``: none.
     """
     second_group: bool = False
     """Also try gathers on a second process group of the same process ranks, and keep the faster; it
@@ -120,8 +119,8 @@ class Settings:
     num_workers: int = SolveOptions().num_workers
     """Threads of CP-SAT; more than one is not reproducible across machines."""
     group_ranks: Mapping[str, Sequence[int]] | None = None
-    """Process ranks of process groups by name, beside those that run here and before them. What a
-    graph says of the size of a group goes before both.
+    """Process ranks of process groups by name; they have priority over groups that run here. The
+    size in a graph has priority over both.
     """
     on_error: str = "raise"
     """``raise``: a problem in apsched stops compilation with its error. ``fallback``: it is logged,
@@ -135,11 +134,11 @@ class Settings:
     ``None``: without limit.
     """
     cache: str | PathLike[str] | bool | None = None
-    """Directory that keeps answers, which jobs may share; ``True``: ``apsched cache`` says which.
-    ``None``: ``$APSCHED_CACHE``, if set.
+    """Directory that keeps answers, which jobs may share; ``True``: the directory of ``apsched
+    cache``. ``None``: ``$APSCHED_CACHE``, if set.
     """
     cache_limit: int | str = DEFAULT_LIMIT_BYTES
-    """Bytes of that directory; what was used least recently goes first."""
+    """Bytes of that directory; the least recently used answers are deleted first."""
     schedule: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None
     """Schedule files (or directories of ``*.schedule.json``) to replay in place of solving; one
     must belong to each graph.
@@ -195,7 +194,9 @@ class Settings:
         return cls(**settings)
 
     def check_traced_by_dynamo(self) -> None:
-        """Raise InputError where what is asked for needs more than graphs of torch.compile say."""
+        """Raise InputError if a setting needs more information than graphs of torch.compile
+        have.
+        """
         if self.bitwise and self.parameter_order is None:
             raise InputError(
                 "bitwise: expected parameter_order, found none; torch.compile lists parameters by"
@@ -259,7 +260,7 @@ class Settings:
 
     @cached_property
     def solve_options(self) -> SolveOptions:
-        """How long to search."""
+        """The budget of the search."""
         return SolveOptions(
             time_slack=self._read("time_slack"),
             budget=self._read("budget"),
@@ -269,7 +270,7 @@ class Settings:
 
     @cached_property
     def answers(self) -> Sources:
-        """Where answers come from beside the solver."""
+        """Sources of answers other than the solver."""
         cache = self._kept_answers()
         if self.start is True and cache is None:
             raise InputError(

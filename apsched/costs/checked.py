@@ -35,7 +35,7 @@ class _CheckedCostModel:
         )
 
     def coalesced_member_us(self, kind: str, group_name: str, group_size: int) -> float | None:
-        """Return what each member adds to a coalesced launch, checked; ``None`` where there is no
+        """Return the price of each member of a coalesced launch, checked; ``None`` if there is no
         price.
         """
         price_us = coalesced_member_us(self.cost_model, kind, first_name(group_name), group_size)
@@ -45,7 +45,7 @@ class _CheckedCostModel:
     def cut_us(
         self, graph: torch.fx.Graph
     ) -> Mapping[torch.fx.Node, Mapping[torch.fx.Node, float]]:
-        """Return what nodes of a kernel take where it is cut, checked."""
+        """Return the times of the nodes of a kernel that is cut, checked."""
         return {
             first: {
                 node: _checked_us(price, f"cut_us before {first.name!r}, node {node.name!r}")
@@ -55,15 +55,15 @@ class _CheckedCostModel:
         }
 
     def cost_source(self, node: torch.fx.Node) -> str:
-        """Return where the price of the node comes from; ``model`` where the user's model does not
-        say.
+        """Return the source of the node's price; ``model`` if the user's model does not state
+        it.
         """
         source = getattr(self.cost_model, "cost_source", None)
         return str(source(node)) if callable(source) else "model"
 
     def collective_source(self, kind: str, group_name: str, group_size: int) -> str:
-        """Return where the price of a collective comes from; ``model`` where the user's model does
-        not say.
+        """Return the source of a collective's price; ``model`` if the user's model does not state
+        it.
         """
         source = getattr(self.cost_model, "collective_source", None)
         return (

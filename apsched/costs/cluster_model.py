@@ -57,13 +57,13 @@ class ClusterCostModel:
         return collective_us(self.cluster, kind, shape, size_bytes)
 
     def coalesced_member_us(self, kind: str, group_name: str, group_size: int) -> float | None:
-        """Return what each member adds to a coalesced launch; ``None`` where the cluster does not
-        say.
+        """Return the price of each member of a coalesced launch; ``None`` if the cluster does not
+        state it.
         """
         return self.cluster.coalesced_member_us
 
     def cut_us(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.Node, float]]:
-        """Return what nodes of a kernel take where it is cut, by the node before which it is (see
+        """Return the times of the nodes of a kernel that is cut, by the node before the cut (see
         the protocol).
         """
         return self._roofline.cut_us(graph)
@@ -82,8 +82,8 @@ class ClusterCostModel:
         return "table" if covered else "formula"
 
     def unpriced(self) -> tuple[str, ...]:
-        """Return what was asked of the table so far and was not in it, one line each; empty without
-        a table.
+        """Return the requested prices that the table does not have, one line each; empty without a
+        table.
         """
         lines = (
             f"{kind} on {shape.num_ranks} ranks of {shape.num_nodes} nodes"

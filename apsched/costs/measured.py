@@ -1,5 +1,5 @@
-"""Measured costs: what a profile or a measurement says that operations, transfers, launches and
-copies take. No torch here.
+"""Measured costs: times of operations, transfers, launches and copies from a profile or a
+measurement. No torch here.
 """
 
 import math
@@ -25,7 +25,7 @@ goes on like that for ever.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What one operation takes on the compute stream."""
+    """The time of one operation on the compute stream."""
 
     time_us: float
     source: str
@@ -34,7 +34,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """What collectives of one kind take on a group of one shape."""
+    """Times of collectives of one kind on a group of one shape."""
 
     kind: CollectiveKind
     num_ranks: int
@@ -51,10 +51,10 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCosts:
-    """Costs by what is done: they hold for every graph that does the same on that device."""
+    """Costs by operation: they hold for every graph with the same operations on that device."""
 
     device: str
-    """What they were measured on, in words."""
+    """The device of the measurement, as text."""
     cluster: str
     """Name or file of the cluster whose formulas price the rest."""
     compute: Mapping[str, Price] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class MeasuredCosts:
         )
 
     def transfer_source(self, kind: str, num_ranks: int, num_nodes: int) -> str | None:
-        """Return where the times of such collectives come from; ``None`` where there are none."""
+        """Return the source of the times of such collectives; ``None`` if there are none."""
         of_this = (
             t
             for t in self.transfers
@@ -86,9 +86,7 @@ class MeasuredCosts:
         return next((t.source for t in of_this), None)
 
     def launch_source(self, kind: str) -> str:
-        """Return where the price of launching a bucket of that kind comes from: as its
-        transfers.
-        """
+        """Return the source of the launch price of a bucket of that kind: that of its transfers."""
         return min((t.source for t in self.transfers if t.kind == kind), default="measured")
 
     def copy_us(self, size_bytes: int) -> float | None:
@@ -176,8 +174,8 @@ def merged(parts: list[MeasuredCosts]) -> MeasuredCosts:
 
 
 def completed(profiled: MeasuredCosts, measured: MeasuredCosts) -> MeasuredCosts:
-    """Return what a profile of the job says, and what was measured there for all that did not run
-    in it.
+    """Return the costs of a profile of the job, and measured ones for everything that the profile
+    does not have.
 
     A profile knows what operations and messages take in their places: late process ranks, cold
     caches, threads that sleep. It has seen no bucket: beyond its largest message, transfers are

@@ -101,8 +101,8 @@ def dump_costs(costs: MeasuredCosts) -> bytes:
 
 
 def load_costs(path: str | Path) -> MeasuredCosts:
-    """Return the costs in the file ``path``; ``InputError`` names the file, the entry and what is
-    wrong with it.
+    """Return the costs in the file ``path``; ``InputError`` names the file, the entry and the
+    error.
     """
     path = Path(path)
     try:

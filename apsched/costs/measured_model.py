@@ -1,4 +1,4 @@
-"""The cost model of measured costs: what was measured first, the formulas of a cluster for the
+"""The cost model of measured costs: measured times first, the formulas of a cluster for the
 rest.
 """
 
@@ -59,8 +59,8 @@ class MeasuredCostModel:
         return self._fallback.compute_us(node) if price is None else price.time_us
 
     def cost_source(self, node: torch.fx.Node) -> str:
-        """Return ``profile`` or ``measured`` where the price of ``node`` was, else what the
-        formulas say.
+        """Return ``profile`` or ``measured`` if the price of ``node`` was measured, else the source
+        of the formulas.
         """
         price = self._price(node)
         return self._fallback.cost_source(node) if price is None else price.source
@@ -73,7 +73,7 @@ class MeasuredCostModel:
         return self._table.collective_us(kind, shape, size_bytes)
 
     def collective_source(self, kind: str, group_name: str, group_size: int) -> str:
-        """Return where :meth:`collective_us` comes from."""
+        """Return the source of :meth:`collective_us`."""
         shape = self._measured_shape(kind, group_name, group_size)
         found = (
             None
@@ -83,11 +83,11 @@ class MeasuredCostModel:
         return found or self._fallback.collective_source(kind, group_name, group_size)
 
     def coalesced_member_us(self, kind: str, group_name: str, group_size: int) -> float | None:
-        """Return what each member adds to a coalesced launch, as the cluster says."""
+        """Return the price of each member of a coalesced launch, from the cluster."""
         return self._fallback.coalesced_member_us(kind, group_name, group_size)
 
     def cut_us(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.Node, float]]:
-        """Return what nodes of a kernel take where it is cut, by formula; nothing of kernels in
+        """Return the times of the nodes of a kernel that is cut, by formula; none for kernels in
         which a node was measured.
         """
         found = self._fallback.cut_us(graph)
@@ -98,7 +98,7 @@ class MeasuredCostModel:
         }
 
     def unpriced(self) -> tuple[str, ...]:
-        """Return what was asked of a table so far and was not in it, one line each."""
+        """Return the requested prices that a table does not have, one line each."""
         return self._fallback.unpriced()
 
     def _price(self, node: torch.fx.Node) -> Price | None:
@@ -118,8 +118,8 @@ class MeasuredCostModel:
         return None
 
     def _measured_shape(self, kind: str, group_name: str, group_size: int) -> GroupShape | None:
-        """Return the shape of the group where transfers of that kind on it were measured and no
-        table goes before.
+        """Return the shape of the group if transfers of that kind on it were measured and no table
+        has priority.
         """
         if self._fallback.collective_source(kind, group_name, group_size) == "table":
             return None

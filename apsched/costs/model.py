@@ -50,8 +50,8 @@ class CostModel(Protocol):
 def coalesced_member_us(
     cost_model: CostModel, kind: str, group_name: str, group_size: int
 ) -> float | None:
-    """Return what each member adds to a coalesced launch, in microseconds; ``None`` where
-    ``cost_model`` has no price for it.
+    """Return the price of each member of a coalesced launch, in microseconds; ``None`` if
+    ``cost_model`` has none.
     """
     price = getattr(cost_model, "coalesced_member_us", None)
     return price(kind, group_name, group_size) if callable(price) else None
@@ -60,8 +60,8 @@ def coalesced_member_us(
 def cut_us(
     cost_model: CostModel, graph: torch.fx.Graph
 ) -> Mapping[torch.fx.Node, Mapping[torch.fx.Node, float]]:
-    """Return what the nodes of a kernel take where it is cut, by the node before which it is;
-    nothing where ``cost_model`` does not say.
+    """Return the times of the nodes of a kernel that is cut, by the node before the cut; none if
+    ``cost_model`` has no price for it.
     """
     price = getattr(cost_model, "cut_us", None)
     return price(graph) if callable(price) else {}

@@ -49,7 +49,7 @@ class PriceCurve:
 
     def __call__(self, size_bytes: int) -> int:
         """Return the price of ``size_bytes`` in ticks, rounded up; beyond the last point the last
-        slope goes on.
+        slope continues.
         """
         sizes, prices = self.size_bytes, self.price_ticks
         k = min(max(bisect_right(sizes, size_bytes) - 1, 0), len(sizes) - 2)

@@ -1,6 +1,4 @@
-"""Which numbers stand for the sizes of a graph that depend on data, and which nodes have such
-sizes.
-"""
+"""Assumed numbers for the sizes of a graph that depend on data, and the nodes with such sizes."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +14,7 @@ from apsched.torch_compat.sizes import assume, depends_on_data
 def assume_sizes(
     graph: torch.fx.Graph, stated: Mapping[str, int], profiled: Mapping[str, int] | None = None
 ) -> tuple[AssumedSize, ...]:
-    """Decide what is assumed of the sizes of ``graph`` that depend on data; return it by symbol.
+    """Decide the assumed sizes of ``graph`` that depend on data; return them by symbol.
 
     ``stated`` are hints of the user's own, ``profiled`` those of a profile, symbol -> size. See
     :func:`apsched.torch_compat.sizes.assume`; of an all-to-all is known that all rows of its input

@@ -1,5 +1,5 @@
-"""What an FX node has to do with communication: does it start a collective, wait for one, on which
-group, of how many bytes.
+"""Communication of an FX node: whether it starts a collective or waits for one, on which group, of
+how many bytes.
 
 The operators are those of torch/csrc/distributed/c10d/Functional.cpp. A start returns at once, and
 registers its work under the storages of its outputs; ``wait_tensor`` of any view of such a storage
@@ -23,7 +23,7 @@ from apsched.torch_compat import graphs as torch_private
 from apsched.torch_compat.sizes import size_hint
 
 ANY_GROUP = "*"
-"""Stands for the process groups of communication that does not say on which it runs."""
+"""Stands for the process groups of communication that does not name its group."""
 _FUNCTIONAL_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 _KIND_OF_OPERATOR = {
     "all_gather_into_tensor": CollectiveKind.ALL_GATHER,
@@ -50,12 +50,12 @@ STATE_GROUP_RANKS = (
     "state its process ranks: group_ranks={name: ranks} in Python, --group-ranks NAME=0-7 on the"
     " command line"
 )
-"""What to do where nothing says how large a process group is."""
+"""The remedy if no source has the size of a process group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCall:
-    """What a start node launches, as its arguments say."""
+    """The launch of a start node, from its arguments."""
 
     kind: CollectiveKind
     group: str
@@ -154,7 +154,7 @@ def group_name(node: torch.fx.Node) -> str:
 
 def stated_group(node: torch.fx.Node) -> str:
     """Return the name of the process group that ``node`` communicates on, in a subgraph or by an
-    operator that is not known; :data:`ANY_GROUP` where it does not say.
+    operator that is not known; :data:`ANY_GROUP` if it does not name one.
     """
     stated = argument(node, "group_name", None)
     return ANY_GROUP if stated is None or isinstance(stated, torch.fx.Node) else group_name(node)
@@ -210,7 +210,7 @@ def ranks_of_groups(
 
 
 def describe(node: torch.fx.Node, sizes: Mapping[str, int]) -> CollectiveCall:
-    """Return what the start node (or blocking collective) ``node`` launches; ``sizes`` as
+    """Return the launch of the start node (or blocking collective) ``node``; ``sizes`` as
     :func:`group_sizes` returns them.
     """
     name = _operator(node)[1]

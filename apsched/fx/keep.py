@@ -264,7 +264,7 @@ def _hand_over(graph: torch.fx.Graph, passed: str, values: Collection[Node], *, 
 
 
 def _forget_recompute(value: Node) -> None:
-    """Drop what asked the partitioner to make ``value`` and what it comes from again."""
+    """Remove the tags that have the partitioner recompute ``value`` and its sources."""
     stack = [value]
     while stack:
         node = stack.pop()

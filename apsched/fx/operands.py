@@ -1,5 +1,5 @@
-"""What a node takes and gives, as numbers: arguments by schema name, shapes with symbolic sizes at
-their hints.
+"""Arguments and results of a node, as numbers: arguments by schema name, shapes with symbolic sizes
+at their hints.
 """
 
 import math

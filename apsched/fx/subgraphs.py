@@ -1,4 +1,4 @@
-"""What a higher-order operator runs: graphs among its arguments, and how often."""
+"""The graphs that a higher-order operator runs, from its arguments, and how often."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -32,19 +32,19 @@ _RESULT_COMES_SECOND = frozenset(("run_and_save_rng_state", "with_effects"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """What runs when a higher-order operator does."""
+    """The graphs that a higher-order operator runs."""
 
     graphs: tuple[Graph, ...]
     """Every call in them, and every argument of these calls, has ``meta["val"]``."""
     times: int
-    """How often each runs."""
+    """Number of runs of each."""
     one_of_them: bool
-    """One of the graphs runs, the data say which; otherwise all do."""
+    """One of the graphs runs, chosen by the data; otherwise all run."""
 
 
 def inside_of(node: Node) -> Inside | None:
-    """Return what ``node`` runs; None where it is no higher-order operator, one that is a kernel of
-    its own (``flex_attention``, Triton), or where its graphs have no shapes.
+    """Return the graphs that ``node`` runs; None if it is no higher-order operator, one that is a
+    kernel of its own (``flex_attention``, Triton), or if its graphs have no shapes.
     """
     name, times = higher_order_name(node), 1
     if name in RUN_ONE_CALL:

@@ -33,7 +33,7 @@ def storage_bytes(tensor: torch.Tensor) -> int:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return what two tensors have in common exactly when they share a storage."""
+    """Return a key that is equal for two tensors exactly if they share a storage."""
     try:
         return torch_private.storage_key(tensor)
     except (NotImplementedError, RuntimeError):

@@ -1,5 +1,5 @@
-"""What every DAG of apsched keeps, stated by checking it; needs no torch, as graph files are
-checked with it.
+"""Invariants of every DAG of apsched, as a check; needs no torch, since graph files are checked
+with it.
 """
 
 import math

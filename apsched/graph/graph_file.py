@@ -35,7 +35,7 @@ def save_graph(dag: nx.DiGraph, path: str | os.PathLike[str]) -> None:
 
 
 def load_graph(path: str | os.PathLike[str]) -> nx.DiGraph:
-    """Return the DAG in the file ``path``; InputError names the file and what is wrong with it."""
+    """Return the DAG in the file ``path``; InputError names the file and the error."""
     path = Path(path)
     try:
         return from_bytes(read_within(path))
@@ -118,7 +118,7 @@ def from_bytes(data: bytes) -> nx.DiGraph:
 
 
 def _assumed(graph: Any) -> Assumed:
-    """Return what a file says of sizes that depend on data; most have none."""
+    """Return the assumed sizes in a file; most have none."""
     if "assumed" not in graph:
         return Assumed()
     stated = _get(graph, "assumed", dict)

@@ -1,5 +1,4 @@
-"""What makes two graphs the same for a schedule: a hash that is equal on all process ranks of a
-job.
+"""Identity of graphs for a schedule: a hash that is equal on all process ranks of a job.
 
 Left out are names, durations, and constants among the arguments (a slice that starts at
 ``process_rank * n`` differs from process rank to process rank). Kept are operators, which result
@@ -39,8 +38,8 @@ def graph_hash(dag: nx.DiGraph) -> str:
 
 
 def _collective(record: NodeRecord, groups: dict[str, int]) -> tuple[Any, ...]:
-    """Return what a collective is, its group by size and order of appearance (names of groups may
-    differ from rank to rank).
+    """Return the identity of a collective, its group by size and order of appearance (names of
+    groups may differ between process ranks).
     """
     c = record.collective
     if c is None:

@@ -21,14 +21,14 @@ class StorageRecord:
     """One piece of memory; views of it and writes into it share it."""
 
     size_bytes: int
-    """As the graph says, before the allocator rounds it."""
+    """Size in the graph, before the allocator rounds it."""
     kept: bool
     """The caller holds it before, during and after the graph (parameters, buffers)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """What stands for sizes that depend on data, and what rests on it."""
+    """Assumed sizes that depend on data, and the shares that rest on them."""
 
     sizes: tuple[AssumedSize, ...] = ()
     nodes: tuple[int, ...] = ()
@@ -39,7 +39,7 @@ class Assumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRecord:
-    """What a start node launches."""
+    """The launch of a start node."""
 
     kind: CollectiveKind
     group: str
@@ -76,9 +76,7 @@ class CollectiveRecord:
     registered; else -1.
     """
     cost_source: str = ""
-    """Where its duration comes from, as :attr:`NodeRecord.cost_source`; empty if
-    unknown.
-    """
+    """Source of its duration, as :attr:`NodeRecord.cost_source`; empty if unknown."""
     num_coalesced: int = 0
     """Transfers that it launches together, each with memory of its own; 0 where it is no coalesced
     operator.
@@ -97,7 +95,7 @@ class NodeRecord:
     duration_us: float
     """Time on the compute stream; of a start node, the price of its launch."""
     cost_source: str
-    """Where the duration comes from: ``formula``, ``table``, ``profile``, ``measured``, ``copy`` or
+    """Source of the duration: ``formula``, ``table``, ``profile``, ``measured``, ``copy`` or
     ``free``.
     """
     allocates: tuple[int, ...]
@@ -134,8 +132,8 @@ class NodeRecord:
     kernel of its own.
     """
     operation: str = ""
-    """What it computes in one line, with shapes and dtypes
-    (:mod:`apsched.costs.compute.operation`): by it measured costs are found again.
+    """Its operation in one line, with shapes and dtypes (:mod:`apsched.costs.compute.operation`):
+    the key of measured costs.
     """
 
 
@@ -160,7 +158,7 @@ def coalesced_curve_name(kind: str, group: str) -> str:
 
 
 def priced_kind(kind: CollectiveKind) -> CollectiveKind:
-    """Return the kind that a cost model is asked for: a broadcast is priced as an all-gather, since
-    each link carries as much.
+    """Return the kind for a cost model: a broadcast is priced as an all-gather, since each link
+    carries as much.
     """
     return CollectiveKind.ALL_GATHER if kind == CollectiveKind.BROADCAST else kind

@@ -95,7 +95,7 @@ _USUAL = {
     "prioritize_bucketing_during_scheduling": True,
     "log_final_collectives_estimations": False,
 }
-"""Values that ask for nothing."""
+"""Values without effect."""
 
 
 class aten_autobucketing_config:  # noqa: N801
@@ -167,8 +167,8 @@ def scheduling_pass(**settings: Any) -> Callable[..., GraphModule]:
     """Return the pass ``(gm, example_inputs=None) -> gm`` for AutoParallel's pipeline of forward,
     backward or joint graphs.
 
-    ``settings`` are those of :class:`apsched.compiler.settings.Settings`. The graph module that
-    comes in stays as it is.
+    ``settings`` are those of :class:`apsched.compiler.settings.Settings`. The input graph module
+    stays unchanged.
     """
     chosen = Settings.of(settings)
 
@@ -235,8 +235,8 @@ def _settings(stated: dict[str, Any], settings: Settings, graph: Graph) -> Setti
 
 
 def _computes_per_product(graph: Graph) -> int:
-    """Return how many compute nodes the graph has for each matrix product, rounded up: torch counts
-    products only.
+    """Return the number of compute nodes that the graph has for each matrix product, rounded up:
+    torch counts products only.
     """
     operators = [
         node.target

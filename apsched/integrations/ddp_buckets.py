@@ -71,7 +71,7 @@ class DdpBuckets:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What to hand to ``DistributedDataParallel``."""
+        """Arguments for ``DistributedDataParallel``."""
         if len(self.bucket_cap_mb_list) == 1:
             return {"bucket_cap_mb": self.bucket_cap_mb}
         return {"bucket_cap_mb_list": list(self.bucket_cap_mb_list)}

@@ -16,8 +16,8 @@ Estimation = Callable[..., float | None]
 
 
 class EstimatedCosts:
-    """Follows :class:`apsched.costs.model.CostModel`: what the function says of a node, and
-    ``formulas`` where it says nothing.
+    """Follows :class:`apsched.costs.model.CostModel`: the estimate of the function for a node, and
+    ``formulas`` if it has none.
 
     A bucket is no node that the function could be asked about, and callers differ in the unit of
     ``override_size`` (bytes sent and received in torch, GiB in AutoParallel). So a collective of
@@ -61,11 +61,11 @@ class EstimatedCosts:
         return formula * _interpolated(self._factors.get((kind, group_name), []), size_bytes)
 
     def coalesced_member_us(self, kind: str, group_name: str, group_size: int) -> float | None:
-        """Return what each member adds to a coalesced launch."""
+        """Return the price of each member of a coalesced launch."""
         return coalesced_member_us(self._formulas, kind, group_name, group_size)
 
     def _estimate_us(self, node: torch.fx.Node) -> float | None:
-        """Return what the function says, in microseconds."""
+        """Return the estimate of the function, in microseconds."""
         found: Any = self._estimation(node, None)
         return None if found is None else float(found) * 1000.0
 

@@ -47,7 +47,7 @@ class UnitSettings:
     forward_prefetch: tuple[str, ...]
     """Units whose gathers its hook launches in forward, in order."""
     backward_prefetch: tuple[str, ...] | None
-    """``None`` where only forward was solved: backward stays as it is."""
+    """``None`` if only forward was solved: backward stays unchanged."""
     reshard_after_forward: bool
     unshard_in_backward: bool
     """Otherwise backward does not need its parameters (an embedding's)."""
@@ -66,8 +66,8 @@ class Fsdp2Settings:
 def apply_fsdp2(
     model: nn.Module, solved: Result | Iterable[Result] | str | PathLike[str]
 ) -> Fsdp2Settings:
-    """Set up ``model``, on which ``fully_shard`` was called, to gather as ``solved`` says; returns
-    what was set.
+    """Set up ``model``, on which ``fully_shard`` was called, to gather in the order of ``solved``;
+    returns the settings.
 
     ``solved`` are the results of the forward and the backward graph, or the directory in which
     ``apsched solve`` wrote them. Every process rank must be given the same. Call it once the model
@@ -186,7 +186,7 @@ def _first_need(unit: Unit, units: Sequence[Unit], needs: Mapping[str, int]) -> 
 def _backward(
     units: Sequence[Unit], forward: Sequence[str], solved: Solved, by_parameter: Mapping[str, Unit]
 ) -> tuple[dict[str, tuple[str, ...]], set[str]]:
-    """Return what each unit prefetches in backward, and which units are gathered there."""
+    """Return the prefetches of each unit in backward, and the units that are gathered there."""
     problem, schedule = solved
     launches = launches_of(problem, schedule, CollectiveKind.ALL_GATHER, by_parameter)
     needs = _needs(problem, by_parameter)
@@ -233,8 +233,8 @@ def _needs(problem: Problem, by_parameter: Mapping[str, Unit]) -> dict[str, int]
 def _reductions_in_flight(
     problem: Problem, schedule: Schedule, by_parameter: Mapping[str, Unit], forward: Sequence[str]
 ) -> int:
-    """Return how many reduce-scatters hold their input at once; their order must be that in which
-    backward ends.
+    """Return the number of reduce-scatters that hold their input at once; their order must be that
+    in which backward ends.
     """
     launches: Sequence[Launch] = launches_of(
         problem, schedule, CollectiveKind.REDUCE_SCATTER, by_parameter

@@ -1,5 +1,5 @@
 """The graphs of a training step of a model on which ``fully_shard`` was called, captured in the
-job: each parameter is gathered, cast and reduced as its unit says.
+job: each parameter is gathered, cast and reduced with the settings of its unit.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ from apsched.torch_compat.graphs import quiet_fake_tensors
 
 def capture_fsdp2(model: nn.Module, inputs: tuple[Any, ...]) -> Capture:
     """Return forward and backward graph of ``model(*inputs)``; no memory of a device is taken, and
-    ``model`` stays as it is.
+    ``model`` stays unchanged.
 
     They are the same on all process ranks: shards count with their padding.
     """

@@ -21,7 +21,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What one call of ``fully_shard`` made: modules that are gathered, and reduced, as one."""
+    """The result of one call of ``fully_shard``: modules that are gathered, and reduced, as one."""
 
     name: str
     modules: tuple[str, ...]

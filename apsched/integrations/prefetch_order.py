@@ -1,4 +1,4 @@
-"""Which unit's hook has to launch which gathers, so that they run in the order of a schedule. No
+"""The gathers that the hook of each unit launches, so that they run in the order of a schedule. No
 torch here.
 
 Eager FSDP2 launches gathers in hooks only: the hook before unit h gathers h itself, where that has

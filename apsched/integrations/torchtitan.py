@@ -59,9 +59,9 @@ def register(**settings: Any) -> None:
 
 
 def check_trainer(trainer: Any, *, settings: Settings) -> None:
-    """Say of a trainer whose pipeline is ``apsched`` that its steps never ask for a pipeline: with
-    pipeline parallelism, in another mode than ``aot_fx_trace``, without passes, and with an
-    artifact that was compiled before.
+    """Refuse a trainer with the pipeline ``apsched`` whose steps never run a pipeline: with
+    pipeline parallelism, in another mode than ``aot_fx_trace``, without passes, or with an artifact
+    that was compiled before.
 
     Raises
     ------
@@ -216,7 +216,7 @@ def _first_shapes(gm: GraphModule, traced_result: Any) -> list[tuple[str, Any]]:
 
 
 def _width(layouts: Mapping[int, Any], k: int) -> int:
-    """Return how many plain values stand for value ``k``."""
+    """Return the number of plain values that stand for value ``k``."""
     return int(layouts[k].num_tensors) if k in layouts else 1
 
 

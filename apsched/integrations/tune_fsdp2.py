@@ -46,7 +46,7 @@ next one in flight.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fsdp2Tuning:
-    """What :func:`tune_fsdp2` did."""
+    """The result of :func:`tune_fsdp2`."""
 
     settings: Fsdp2Settings | None
     """The settings of the units; ``None`` where an error left the model as it was."""
@@ -87,8 +87,8 @@ class Fsdp2Tuning:
 
 
 def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
-    """Set up ``model``, on which ``fully_shard`` was called, to gather as a solved schedule of its
-    own training step says::
+    """Set up ``model``, on which ``fully_shard`` was called, to gather in the order of a solved
+    schedule of its own training step::
 
         for block in model.layers:
             fully_shard(block, mp_policy=policy)
@@ -137,7 +137,7 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
 
 
 def _agreement(model: nn.Module, settings: Settings) -> GraphAgreement | None:
-    """Return what process ranks of the units' groups say to each other about ``model``."""
+    """Return the messages of the process ranks of the units' groups about ``model``."""
     job = running_job(settings.deadline_s)
     if job is None:
         return None

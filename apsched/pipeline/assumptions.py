@@ -1,5 +1,5 @@
-"""What an answer rests on where sizes depend on data: which numbers stand for them, and how much of
-the time and of the peak follows from these.
+"""Assumptions of an answer about sizes that depend on data: their numbers, and the shares of time
+and peak that follow from these.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,8 +32,8 @@ class Assumptions:
 def assumptions_of(
     dag: nx.DiGraph, problem: Problem, schedule: Schedule | None, timeline: Timeline | None
 ) -> Assumptions | None:
-    """Return what the best ``schedule`` of ``problem``, which ``dag`` states, rests on; ``None``
-    where no size is assumed.
+    """Return the assumptions of the best ``schedule`` of ``problem``, which ``dag`` states;
+    ``None`` if no size is assumed.
     """
     assumed: Assumed = dag.graph.get("assumed", Assumed())
     if not assumed.sizes:
@@ -63,7 +63,7 @@ def check_hints(
 
 
 def assumed_json(assumptions: Assumptions) -> Mapping[str, Any]:
-    """Return what is assumed, for files and programs."""
+    """Return the assumptions, for files and programs."""
     return {
         "sizes": {
             size.symbol: {"value": size.value, "source": size.source} for size in assumptions.sizes

@@ -1,4 +1,4 @@
-"""Where the costs of a command come from, as chosen and as read. No torch here."""
+"""Sources of the costs of a command, as chosen and as read. No torch here."""
 
 import re
 from dataclasses import dataclass, field
@@ -21,26 +21,26 @@ _DEVICES = ("cpu", "a100", "h100", "h200", "b200", "gb200", "mi300x")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostChoice:
-    """Where costs come from: a cluster by name or TOML file, measured tables of collectives,
-    measured costs.
+    """Sources of costs: a cluster by name or TOML file, measured tables of collectives, measured
+    costs.
     """
 
     cluster: str | None = None
     """``None``: that of the measured costs, else the default."""
     costs: str | None = None
-    """File of measured costs, which go before the cluster's formulas."""
+    """File of measured costs, which have priority over the cluster's formulas."""
     collectives: tuple[str, ...] = ()
     fused: bool = True
     """Pointwise chains are priced as Inductor fuses them; otherwise every node as a kernel of its
     own.
     """
     contention: ContentionChoice = field(default_factory=ContentionChoice)
-    """How streams slow each other."""
+    """The contention of streams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadCosts:
-    """What a :class:`CostChoice` names."""
+    """The content of a :class:`CostChoice`, read."""
 
     cluster: Cluster
     table: CollectiveTable | None = None
@@ -48,7 +48,7 @@ class ReadCosts:
 
 
 def read_costs(costs: CostChoice) -> ReadCosts:
-    """Return what was chosen; ``InputError`` names a file that cannot be used."""
+    """Return the chosen costs; ``InputError`` names a file that cannot be used."""
     measured = load_costs(costs.costs) if costs.costs is not None else None
     if costs.cluster is None and measured is not None:
         cluster = cluster_of_file(measured.cluster, str(costs.costs))
@@ -62,8 +62,8 @@ def read_costs(costs: CostChoice) -> ReadCosts:
 
 
 def other_device(read: ReadCosts) -> tuple[str, ...]:
-    """Return a warning where costs were measured on another device than the one that prices the
-    rest, as far as names say; empty where all is of one device or the names are not known.
+    """Return a warning if costs were measured on another device than the one that prices the rest,
+    by their names; empty if all are of one device or the names are not known.
     """
     if read.measured is None:
         return ()

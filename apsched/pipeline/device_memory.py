@@ -1,4 +1,4 @@
-"""What a device holds beside a graph, line by line: the memory that no schedule can use.
+"""Memory of a device outside of a graph, line by line: the memory that no schedule can use.
 
 The peak of a schedule counts what the graph holds: its inputs (parameters and buffers as far as the
 graph takes them), activations, gathered weights, and gradients up to the end of backward. All
@@ -31,7 +31,7 @@ _BYTES_OF_DTYPE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BesideGraph:
-    """What the device holds beside one graph of a training step, whatever the optimizer is."""
+    """Memory of the device outside of one graph of a training step, for any optimizer."""
 
     device_bytes: int
     """Memory of the device."""
@@ -69,8 +69,8 @@ class MemoryAccount:
 
     @property
     def lines(self) -> tuple[MemoryLine, ...]:
-        """What the graph cannot have, without lines of no bytes; ``InputError`` where there is no
-        such optimizer.
+        """The memory that the graph cannot have, without lines of no bytes; ``InputError`` if there
+        is no such optimizer.
         """
         beside = self.beside
         num_communicators = beside.num_communicators + self.more_communicators
@@ -92,7 +92,7 @@ class MemoryAccount:
 
     @property
     def left_bytes(self) -> int:
-        """What is left for the graph: the default memory cap; 0 where nothing is."""
+        """The memory left for the graph: the default memory cap; 0 if none is left."""
         return max(self.beside.device_bytes - sum(line.size_bytes for line in self.lines), 0)
 
 
@@ -123,8 +123,8 @@ def beside_graphs(dags: Sequence[nx.DiGraph], cluster: Cluster) -> tuple[BesideG
 
 
 def beside_graph(beside: BesideGraph, dag: nx.DiGraph) -> BesideGraph:
-    """Return what the device holds beside ``dag``, another form of the graph that ``beside`` is
-    about: it may take fewer parameters.
+    """Return the memory of the device outside of ``dag``, another form of the graph of ``beside``:
+    it may take fewer parameters.
     """
     held = sum(size_bytes for size_bytes, _ in _parameters(dag).values())
     return replace(beside, other_parameter_bytes=max(beside.parameter_bytes - held, 0))

@@ -53,7 +53,7 @@ INDUCTOR, INDUCTOR_MANUAL = "inductor", "inductor_manual"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InductorRun:
-    """What one of torch's schedulers made of a graph."""
+    """The result of one of torch's schedulers on a graph."""
 
     name: str
     module: GraphModule
@@ -125,7 +125,7 @@ def _is_ours(error: BaseException) -> bool:
 def run_inductor(
     captured: CapturedGraph, cost_model: CostModel, *, group_ranks: Mapping[str, tuple[int, ...]]
 ) -> InductorRun:
-    """Return what ``schedule_overlap_bucketing`` makes of a copy of ``captured`` at our costs.
+    """Return the result of ``schedule_overlap_bucketing`` on a copy of ``captured`` at our costs.
 
     The process groups that the graph names must run (a fake one suffices).
     """
@@ -135,8 +135,8 @@ def run_inductor(
 
 
 def run_inductor_manual(captured: CapturedGraph, problem: Problem) -> InductorRun:
-    """Return what ``manual_overlap_bucketing`` makes of a copy of ``captured``: a bucket for each
-    transformer block and key.
+    """Return the result of ``manual_overlap_bucketing`` on a copy of ``captured``: a bucket for
+    each transformer block and key.
 
     It uses no costs. Blocks are those of ``transformer_block``, read from the names of parameters.
     """
@@ -182,7 +182,7 @@ def score_run(
 
 
 class _PricesMs:
-    """The time of a node in milliseconds, as torch asks for it.
+    """The time of a node in milliseconds, in the form that torch calls.
 
     The nodes of the captured graph are priced ahead, so that their pricing is not timed. A compute
     node that torch adds is priced as a kernel of its own: torch asks while the graph is half

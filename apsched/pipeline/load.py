@@ -45,7 +45,7 @@ class LoadedGraph:
     device_memory_bytes: int | None
     """Memory of the device that the costs stand for; ``None`` where unknown."""
     beside: BesideGraph | None = None
-    """What that device holds beside the graph; ``None`` where unknown."""
+    """The memory of that device outside of the graph; ``None`` if unknown."""
     captured: "CapturedGraph | None" = None
     """The FX graph; ``None`` where the source was a graph file."""
     cost_model: "CostModel | None" = None
@@ -64,7 +64,7 @@ class LoadedSource:
     cluster: str
     graphs: tuple[LoadedGraph, ...]
     notes: tuple[str, ...] = ()
-    """What the user should know about the costs."""
+    """Notes for the user about the costs."""
     saved_bytes: "SavedBytes | None" = None
     rate: StepRate | None = None
     """Tokens and operations of the step, as far as they are known."""
@@ -238,9 +238,7 @@ def _export_capture(
 def _contended(
     source: LoadedSource, costs: CostChoice, cluster: Cluster | None = None
 ) -> LoadedSource:
-    """Return ``source`` with the contention that is asked for; of graph files the cluster is known
-    by name.
-    """
+    """Return ``source`` with the stated contention; of graph files the cluster is known by name."""
     cluster = cluster or cluster_named(costs, source.cluster)
     graphs = (
         replace(

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BitwisePrice:
-    """What bitwise mode costs: the same problem, caps and plan solved without it."""
+    """The price of bitwise mode: the same problem, caps and plan solved without it."""
 
     step_time_us: float
     """The fastest found without bitwise mode."""
     cost_us: float
-    """What the fastest found in bitwise mode adds."""
+    """The step time that the fastest schedule found in bitwise mode adds."""
 
     @property
     def share(self) -> float:
@@ -54,7 +54,7 @@ class Views:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One graph with the answer to it. ``best`` is ``None`` where no schedule keeps the caps."""
+    """A graph and its answer. ``best`` is ``None`` if no schedule keeps the caps."""
 
     views: ClassVar[Views]
     """Set by :mod:`apsched.report.answer.shown`; surfaces that return results import it."""
@@ -69,9 +69,9 @@ class Result:
     chosen: Chosen | None
     """Bucket size, span, prefetch and in-flight bytes of the best schedule."""
     path: CriticalPath | None
-    """What the step time of the best schedule rests on."""
+    """The shares of the critical path of the best schedule."""
     metrics: Metrics | None = None
-    """What the best schedule makes of the collectives."""
+    """Metrics of the collectives of the best schedule."""
     round_trip_exact: bool | None = None
     """The rewritten graph, exported and simulated again, has the figures claimed; ``None`` where
     nothing was rewritten.
@@ -81,25 +81,23 @@ class Result:
     all nodes and transfers as captured.
     """
     assumptions: Assumptions | None = None
-    """What stands for sizes that depend on data; ``None`` where there are none."""
+    """Assumed sizes that depend on data; ``None`` if there are none."""
     account: MemoryAccount | None = None
-    """What the device holds beside the graph; ``None`` where no device is known."""
+    """The account of the device's memory; ``None`` if no device is known."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Wall time of the stages that ran."""
     others: tuple[Score, ...] = ()
     """Baselines that are no schedule of this problem: graphs that torch's own schedulers made."""
     notes: tuple[str, ...] = ()
-    """What the user should know about this graph's comparison."""
+    """Notes for the user about this graph's comparison."""
 
     bitwise: BitwisePrice | None = None
-    """What bitwise mode costs; ``None`` where it was not asked for, changes nothing or has no
+    """The price of bitwise mode; ``None`` without that mode, or if it changes nothing or has no
     schedule.
     """
 
     robustness: Robustness | None = None
-    """What the best schedule and others take over sampled costs; ``None`` where that was not asked
-    for.
-    """
+    """Step times of the best schedule and others over sampled costs; ``None`` without scenarios."""
 
     def __repr__(self) -> str:
         """Three lines: step time and bound, memory, the best baseline."""
@@ -110,7 +108,7 @@ class Result:
         return self.views.as_html(self)
 
     def summary(self) -> str:
-        """Return what ``apsched solve`` prints about this graph."""
+        """Return the output of ``apsched solve`` about this graph."""
         return self.views.summary_text(self)
 
     def to_frame(self, what: str = "schedule") -> "DataFrame":

@@ -47,7 +47,7 @@ Working = Callable[[], AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveRequest:
-    """All that can be requested of a solve; costs, with contention, belong to the problem."""
+    """All options of a solve; costs, with contention, belong to the problem."""
 
     caps: Caps = field(default_factory=Caps)
     """All caps but that on memory, which may depend on the graph."""

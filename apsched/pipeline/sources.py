@@ -30,7 +30,7 @@ TRANSFORMERS_PREFIX = "hf:"
 
 
 class SourceKind(Enum):
-    """What a SOURCE names."""
+    """The kind of a SOURCE."""
 
     PRESET = "preset"
     TRANSFORMERS = "configuration of Transformers"
@@ -64,7 +64,7 @@ class SourceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedSource:
-    """What a SOURCE holds: captured graphs, or graphs exported earlier."""
+    """The content of a SOURCE: captured graphs, or graphs exported earlier."""
 
     label: str
     """The source in words that are the same on every machine: no directories."""
@@ -75,7 +75,7 @@ class OpenedSource:
 
 
 def classify(source: str) -> SourceKind:
-    """Return what ``source`` names; ``InputError`` where it names nothing."""
+    """Return the kind of ``source``; ``InputError`` if it names nothing."""
     if source in PRESETS:
         return SourceKind.PRESET
     if source.startswith(TRANSFORMERS_PREFIX):
@@ -270,8 +270,8 @@ _OPTIONS_OF_GRAPHS = {"group_ranks": "--group-ranks", "imports": "--import"}
 
 
 def _refuse_useless_options(request: SourceRequest, kind: SourceKind) -> None:
-    """Options of presets say nothing about a graph that exists already, and those about names of
-    groups and operators nothing about presets and priced graphs.
+    """Refuse options of presets for a graph that exists already, and those about names of groups
+    and operators for presets and priced graphs.
     """
     built = tuple(_OPTIONS)
     allowed = {

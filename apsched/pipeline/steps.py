@@ -1,4 +1,4 @@
-"""What follows an answer (:mod:`apsched.pipeline.solve_graph`): torch's own schedulers beside it,
+"""Steps after an answer (:mod:`apsched.pipeline.solve_graph`): torch's own schedulers as baselines,
 the best schedule that moves no compute, and the FX graph in its order, with the round trip.
 """
 
@@ -36,8 +36,8 @@ class Rewritten:
 
 
 def with_torch_schedulers(graph: LoadedGraph, result: Result, progress: Progress) -> Result:
-    """Return ``result`` with torch's own schedulers among the baselines; where there is no FX graph
-    a note says so.
+    """Return ``result`` with torch's own schedulers among the baselines; without an FX graph a note
+    says that it has none.
     """
     name = graph.problem.name
     if graph.captured is None:
@@ -96,9 +96,7 @@ def with_compute_as_captured(
 
 
 def rewrite(graph: LoadedGraph, scored: Scored, progress: Progress) -> Rewritten:
-    """Return the FX graph in the order of ``scored``, and whether what it does is what was
-    claimed.
-    """
+    """Return the FX graph in the order of ``scored``, and whether it has the claimed figures."""
     from apsched.writeback.round_trip import round_trip, with_names_checked
     from apsched.writeback.write_back import write_back
 
@@ -126,7 +124,7 @@ def with_round_trip(result: Result, rewritten: Rewritten) -> Result:
 
 
 def check_round_trip(name: str, rewritten: Rewritten) -> None:
-    """Raise RoundTripError where the rewritten graph ``name`` is not what was claimed."""
+    """Raise RoundTripError if the rewritten graph ``name`` differs from the claim."""
     if not rewritten.round_trip.exact:
         raise RoundTripError(
             f"{name}: expected the rewritten graph, exported and simulated again, to have the"

@@ -1,4 +1,4 @@
-"""What would fit where the memory of the device does not: the source under other options, each
+"""Options that fit where the memory of the device does not: the source under other options, each
 captured again, and its least memory found.
 """
 
@@ -28,7 +28,7 @@ class Trial:
     needed_bytes: int
     """The least memory cap with a known schedule."""
     left_bytes: int
-    """What the device leaves for the graph."""
+    """The memory of the device that is left for the graph."""
 
     @property
     def fits(self) -> bool:
@@ -44,8 +44,8 @@ def what_fits(
     results: Sequence[Result],
     progress: Progress,
 ) -> tuple[Trial, ...]:
-    """Return what was tried for ``results``, the answers for ``source``: none where the memory left
-    by the device is not the reason why there is no schedule.
+    """Return the trials for ``results``, the answers for ``source``: none if the memory of the
+    device is not the reason why there is no schedule.
 
     Options are tried by family: activation checkpointing, smaller batches, more process ranks. A
     family ends with the first that fits: at most six captures. What cannot be captured is left out.

@@ -169,8 +169,8 @@ def _collective(
     """Return the collective; only a gather has a prologue (the cast of a shard), only a reduction
     has an epilogue.
 
-    What precedes a reduction (a weight gradient that depends on inputs alone) and what follows a
-    gather is compute, and keeps its place.
+    Nodes before a reduction (a weight gradient that depends on inputs alone) and after a gather are
+    compute, and keep their place.
     """
     gathers = c.kind == CollectiveKind.ALL_GATHER
     prologue = (

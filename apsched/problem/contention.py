@@ -1,5 +1,5 @@
-"""How streams slow each other: streams on one link share its bandwidth; compute and collectives
-slow each other down. Integers only.
+"""Contention of streams: streams on one link share its bandwidth; compute and collectives slow each
+other down. Integers only.
 
 The machine of the design, with three more rules (each is off unless asked for):
 
@@ -124,7 +124,7 @@ class Contention:
 
 
 def contention_json(contention: Contention) -> dict[str, object]:
-    """Return what reports and schedule files say of ``contention``."""
+    """Return ``contention`` for reports and schedule files."""
     groups = {
         group: [contention.links[link] for link in links]
         for group, links in contention.links_of_group

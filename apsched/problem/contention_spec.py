@@ -1,4 +1,4 @@
-"""Which contention a command or a call asks for, and what that is for a problem on a cluster. No
+"""The contention that a command or a call states, and its form for a problem on a cluster. No
 torch, so graph files suffice.
 
 Links are those of one process rank, which stand for all ranks, since all do the same: what it has
@@ -24,7 +24,7 @@ _FINEST = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentionChoice:
-    """What is asked for; by default nothing."""
+    """The stated contention; by default none."""
 
     links: bool = False
     """Groups on one link share its bandwidth."""
@@ -52,8 +52,8 @@ def contention_off(choice: ContentionChoice, cluster: Cluster) -> tuple[str, ...
 
 
 def parse_contention(text: str, label: str = "--contention") -> ContentionChoice:
-    """Return what ``text`` asks for: ``links``, ``compute``, ``compute=1.2``, ``transfers=1.1``,
-    ``latency=3``, several with commas, or ``none``.
+    """Return the contention in ``text``: ``links``, ``compute``, ``compute=1.2``,
+    ``transfers=1.1``, ``latency=3``, several with commas, or ``none``.
     """
     words = "links, compute, compute=FACTOR, transfers=FACTOR, latency=FACTOR"
     expected = f"{label}: expected none, or {words} with commas between them; found {text!r}"
@@ -90,11 +90,11 @@ def contended(
     cluster: Cluster | None,
     group_ranks: Mapping[str, Sequence[int]],
 ) -> Problem:
-    """Return ``problem`` with the contention that ``choice`` asks for on ``cluster``; ``problem``
-    itself where that changes nothing.
+    """Return ``problem`` with the contention of ``choice`` on ``cluster``; ``problem`` itself if
+    that changes nothing.
 
-    ``InputError`` where the cluster (``None`` where it is not known) would have to say what it does
-    not.
+    ``InputError`` if the cluster (``None`` if it is not known) lacks a number that the choice
+    needs.
     """
     contention = Contention(
         links=_LINKS if choice.links else (),
@@ -114,8 +114,8 @@ def with_stated_contention(
     cluster: Cluster | None,
     group_ranks: Mapping[str, Sequence[int]],
 ) -> Problem:
-    """Return ``problem`` with the contention that a call asks for: as text like that of the command
-    line, or stated in full.
+    """Return ``problem`` with the contention of a call: as text like that of the command line, or
+    stated in full.
     """
     if isinstance(stated, str):
         return contended(problem, parse_contention(stated, "contention"), cluster, group_ranks)

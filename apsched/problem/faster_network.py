@@ -14,7 +14,7 @@ from apsched.problem.problem import Key, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FasterNetwork:
-    """A problem whose transfers between nodes were priced anew, and what was changed."""
+    """A problem whose transfers between nodes were priced again, and the changes."""
 
     problem: Problem
     gbit_per_s_before: float
@@ -27,7 +27,8 @@ class FasterNetwork:
     by before / after, latency kept.
     """
     unchanged: tuple[str, ...]
-    """Groups between nodes that this does not make faster: what is inside the nodes limits them."""
+    """Groups between nodes that this does not make faster: their links inside the nodes limit them.
+    """
 
 
 def faster_network(

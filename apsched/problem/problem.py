@@ -34,7 +34,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """What members of one bucket must share, and what a bucket of it costs."""
+    """The properties that members of one bucket share, and the prices of such a bucket."""
 
     kind: CollectiveKind
     group: str
@@ -49,8 +49,8 @@ class Key:
     launch_ticks: int
     """Price of one launch on the compute stream."""
     coalesced_member_ticks: int | None = None
-    """What each member of a coalesced bucket adds to the price of its bytes, on the group's stream;
-    ``None``: that form has no price, and the solver does not look at it.
+    """Price that each member of a coalesced bucket adds to that of its bytes, on the group's
+    stream; ``None``: that form has no price, and the solver does not use it.
     """
 
 
@@ -72,7 +72,7 @@ class Collective:
     """The input stays alive until the wait."""
     on_path: bool
     bucketable: bool
-    """It can share a launch, whatever the plan asks."""
+    """It can share a launch, under any plan."""
     prologue: tuple[int, ...]
     """Compute nodes that serve only its start (the cast of a parameter); they travel with the
     start.
@@ -82,7 +82,7 @@ class Collective:
     its copy-in casts on the way.
     """
     cast_bytes: int = 0
-    """What the cast reads; 0 where there is none."""
+    """Bytes that the cast reads; 0 if there is no cast."""
     epilogue: tuple[int, ...]
     """Compute nodes that only finish its result for the graph's outputs; they travel with the
     wait.
@@ -95,7 +95,7 @@ class Collective:
     direction: str = ""
     """``forward`` or ``backward``; empty where unknown."""
     restriction: Restriction = UNRESTRICTED
-    """What the user's plan asks of it."""
+    """The requirements of the user's plan."""
 
     @property
     def may_share(self) -> bool:
@@ -104,20 +104,20 @@ class Collective:
 
     @property
     def may_be_coalesced(self) -> bool:
-        """Whether a bucket that it is in needs no buffer, as far as it is concerned."""
+        """Whether its bucket may be one without a buffer."""
         return self.may_share and not self.restriction.flat
 
     @property
     def copied_bytes(self) -> int:
-        """What it adds to the bytes of a copy-in, which reads and writes as many: half of what is
-        read and written, rounded up.
+        """Bytes that it adds to a copy-in, which reads and writes as many: half of the bytes read
+        and written, rounded up.
         """
         return (self.cast_bytes + self.input_bytes + 1) // 2 if self.cast else self.input_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """All that simulate, verify and the solver know."""
+    """The input of simulate, verify and the solver: nodes, storages, collectives and prices."""
 
     name: str
     graph_hash: str
@@ -141,10 +141,10 @@ class Problem:
     if unknown.
     """
     cuts: tuple[KernelCut, ...] = ()
-    """Where kernels may be cut, and the price (:mod:`apsched.schedule.kernel_cuts`)."""
+    """Places where kernels may be cut, and the prices (:mod:`apsched.schedule.kernel_cuts`)."""
     chains: tuple[int, ...] = ()
-    """For each node the number of the chain that it is in, one of several micro-batches that do not
-    depend on each other; -1 for what is shared. Empty where there is one chain.
+    """For each node the number of its chain, one of several micro-batches that do not depend on
+    each other; -1 for shared nodes. Empty if there is one chain.
     """
     reordered: tuple[int, ...] = ()
     """The compute nodes that do not travel, in the order that the solver looks at; empty for that
@@ -153,7 +153,7 @@ class Problem:
     rules: tuple[str, ...] = ()
     """The rules of the plan that restricts its collectives, as the user wrote them."""
     contention: Contention | None = None
-    """How streams slow each other; ``None``: not at all."""
+    """The contention of streams; ``None``: none."""
 
     @property
     def num_nodes(self) -> int:
@@ -192,7 +192,7 @@ class Problem:
 
     @cached_property
     def captured_chains(self) -> tuple[tuple[int, ...], ...]:
-        """The compute order as captured, each chain apart; what is shared is one of them."""
+        """The compute order as captured, each chain apart; shared nodes are one of them."""
         if not self.chains:
             return (self.captured_order,)
         apart: dict[int, list[int]] = {}

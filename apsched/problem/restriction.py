@@ -1,5 +1,5 @@
-"""What a plan asks of one collective, in a form that the solver, ``verify`` and the tests read
-alike.
+"""The requirements of a plan on one collective, in a form that the solver, ``verify`` and the tests
+read alike.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Restriction:
     wait_slots: tuple[int, int] | None = None
     """First and last slot where its wait may stand; only for one that stays alone."""
     rules: tuple[int, ...] = ()
-    """The rules of the plan (indices into ``Problem.rules``) that say so."""
+    """The rules of the plan (indices into ``Problem.rules``) that require this."""
 
 
 UNRESTRICTED = Restriction()

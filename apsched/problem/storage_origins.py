@@ -1,4 +1,4 @@
-"""Where a storage comes from, in words that are the same for like tensors of all layers."""
+"""The origin of a storage, in text that is the same for like tensors of all layers."""
 
 import re
 from collections.abc import Iterable

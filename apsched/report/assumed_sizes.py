@@ -1,4 +1,4 @@
-"""What an answer says of sizes that depend on data."""
+"""The assumed sizes of an answer as text."""
 
 from apsched.kinds import SizeSource
 from apsched.pipeline.assumptions import Assumptions
@@ -14,7 +14,7 @@ _SHOWN = 4
 
 
 def assumed_text(assumptions: Assumptions) -> str:
-    """Return what is assumed, like sizes together, and what rests on it."""
+    """Return the assumed sizes, like ones together, and the shares that rest on them."""
     alike: dict[tuple[int, SizeSource], list[str]] = {}
     for size in assumptions.sizes:
         alike.setdefault((size.value, size.source), []).append(size.symbol)
@@ -27,7 +27,7 @@ def assumed_text(assumptions: Assumptions) -> str:
 
 
 def share_text(assumptions: Assumptions) -> str:
-    """Return how much rests on what is assumed."""
+    """Return the shares of time and peak that rest on assumed sizes."""
     time = f"{100 * assumptions.time_share:.1f} % of the time"
     if assumptions.peak_share is None:
         return f"{time} rests on it"

@@ -1,5 +1,5 @@
-"""What ``apsched audit`` prints: how far a schedule is above the bound, the exposed waits and their
-causes, and the changes that would help most.
+"""The output of ``apsched audit``: the distance of a schedule from the bound, the exposed waits and
+their causes, and the changes that would help most.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ GIVEN = "given"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """One graph, the schedule that is looked at, and what was found about it."""
+    """One graph, the audited schedule, and the findings about it."""
 
     result: Result
     now: Scored
@@ -33,14 +33,14 @@ class Audit:
 
     @property
     def above_bound(self) -> float:
-        """How far the schedule is above the bound, as a share of the bound."""
+        """Distance of the schedule above the bound, as a share of the bound."""
         bound = self.result.answer.bound_ticks
         return self.now.step_time_ticks / bound - 1 if bound else 0.0
 
 
 def audited(result: Result, files: Sequence[ScheduleFile], progress: Progress) -> Audit:
-    """Return what is known about the schedule of ``files`` for the graph of ``result``, or the
-    order as captured.
+    """Return the audit of the schedule of ``files`` for the graph of ``result``, or of the order as
+    captured.
     """
     problem = result.problem
     file = file_of(problem, files)
@@ -65,7 +65,7 @@ def file_of(problem: Problem, files: Sequence[ScheduleFile]) -> ScheduleFile | N
 
 
 def check_used(files: Sequence[ScheduleFile], problems: Sequence[Problem]) -> None:
-    """Raise ``InputError``, which says what differs, for a schedule of none of these graphs."""
+    """Raise ``InputError``, with the difference, for a schedule of none of these graphs."""
     for file in files:
         if not any(file.graph["hash"] == problem.graph_hash for problem in problems):
             like = next(
@@ -83,8 +83,8 @@ def _as_captured(result: Result) -> Scored:
 
 
 def audit_lines(audit: Audit) -> tuple[str, ...]:
-    """Return how far above the bound the schedule is, what is exposed and why, and what would help
-    most.
+    """Return the distance of the schedule above the bound, the exposed waits with causes, and the
+    changes that would help most.
     """
     found = [_verdict(audit)]
     if audit.exposed:
@@ -110,8 +110,8 @@ def audit_lines(audit: Audit) -> tuple[str, ...]:
 
 
 def _verdict(audit: Audit) -> str:
-    """Return one line on how far the schedule is above the bound, and what is known to be
-    possible.
+    """Return one line on the distance of the schedule above the bound, and on the best known
+    schedule.
     """
     result, now = audit.result, audit.now
     what = "as captured" if now.name == AS_CAPTURED else "the schedule"
@@ -142,7 +142,7 @@ def _change_text(problem: Problem, before: Scored, change: Change) -> str:
 
 
 def _launches(problem: Problem, scored: Scored, key: int) -> int:
-    """Return how many launches carry the collectives of ``key``."""
+    """Return the number of launches that carry the collectives of ``key``."""
     own = [c for c, collective in enumerate(problem.collectives) if collective.key == key]
     shared = [sum(c in bucket.members for c in own) for bucket in scored.schedule.buckets]
     return len(own) - sum(count - 1 for count in shared if count)

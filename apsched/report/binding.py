@@ -1,4 +1,4 @@
-"""What the step time of a result rests on, in words and numbers: the critical path summed up."""
+"""The critical path of a result summed up, as text and numbers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,7 +24,9 @@ class Share:
 
 
 def shares(result: Result) -> tuple[Share, ...]:
-    """Return who owns how much of the step time, the largest first; they add up to it."""
+    """Return the owners of the step time with their shares, the largest first; they add up to
+    it.
+    """
     path = result.path
     assert path is not None
     found = [
@@ -81,7 +83,7 @@ def full_node(result: Result) -> str:
 
 
 def step_name(problem: Problem, step: Step) -> str:
-    """Return what people call a step."""
+    """Return the usual name of a step."""
     if step.kind is StepKind.NODE:
         return problem.node_names[step.index]
     if step.kind is StepKind.COPY_OUT:
@@ -90,8 +92,8 @@ def step_name(problem: Problem, step: Step) -> str:
 
 
 def where_text(result: Result, share: Share) -> str:
-    """Return where the longest stretch of ``share`` lies, what it begins with, and why it does not
-    begin sooner.
+    """Return the place of the longest stretch of ``share``, its first transfer, and the reason why
+    it does not begin sooner.
     """
     if not share.stretches:
         return ""
@@ -153,7 +155,7 @@ def path_json(result: Result) -> dict[str, Any] | None:
 
 
 def memory_text(result: Result) -> str:
-    """Return where memory leaves no room for the next gather; empty where it never does."""
+    """Return the place where memory leaves no room for the next gather; empty if there is none."""
     if result.path is None or result.path.full_step < 0 or result.timeline is None:
         return ""
     live = result.timeline.live_bytes[result.path.full_step]

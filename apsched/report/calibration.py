@@ -1,4 +1,4 @@
-"""What ``apsched calibrate`` prints."""
+"""The output of ``apsched calibrate``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -21,7 +21,9 @@ _SHOWN = 8
 def print_profile(
     profile: Profile, prediction: Prediction, path: str, stdout: TextIO, *, as_json: bool
 ) -> None:
-    """Print what was measured beside what the costs predict, and what could not be matched."""
+    """Print measured times next to those that the costs predict, and the nodes that do not
+    match.
+    """
     rows = _rows(profile, prediction)
     if as_json:
         content = {
@@ -87,7 +89,7 @@ def print_profile(
 
 
 def print_measured(measured: "Measured", path: str, stdout: TextIO, *, as_json: bool) -> None:
-    """Print what ran here, what was known, and what cannot run."""
+    """Print the operations that ran here, the known ones, and those that cannot run."""
     groups = sorted({(t.kind, t.num_ranks, t.num_nodes) for t in measured.costs.transfers})
     if as_json:
         content = {
@@ -124,7 +126,7 @@ def print_measured(measured: "Measured", path: str, stdout: TextIO, *, as_json: 
 
 
 def _rows(profile: Profile, prediction: Prediction) -> list[tuple[str, float, float]]:
-    """Return what, measured and predicted, in microseconds."""
+    """Return label, measured and predicted time, in microseconds."""
     groups = sorted({*profile.transfer_us, *prediction.transfer_us})
     return [
         ("step", profile.step_us, prediction.step_us),

@@ -1,5 +1,5 @@
-"""What ``apsched explain`` prints: what a step time rests on and what one more would buy, or why
-nothing fits.
+"""The output of ``apsched explain``: the shares of a step time and the gain of one more of each
+resource, or why nothing fits.
 """
 
 from collections.abc import Sequence
@@ -105,8 +105,8 @@ def _more_json(more: Relaxed) -> dict[str, Any]:
 
 
 def print_infeasible(out: Console, name: str, why: Infeasibility) -> None:
-    """Print which caps clash, how far each has to give way alone, and what is alive where memory is
-    short.
+    """Print the caps that clash, the least value of each alone, and the tensors alive where memory
+    is short.
     """
     how = (
         "no schedule fits (proven)"

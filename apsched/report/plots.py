@@ -60,11 +60,11 @@ class Bar(NamedTuple):
     begin_us: float
     length_us: float
     labels: tuple[str, ...]
-    """What to write into it, the longest first: the first that fits."""
+    """Labels for it, the longest first: the first that fits is used."""
 
 
 def timeline_bars(problem: Problem, schedule: Schedule) -> tuple[Bar, ...]:
-    """Return what ``plot_timeline`` draws; bars of no length are left out."""
+    """Return the bars of ``plot_timeline``; bars of no length are left out."""
     timeline = simulate(problem, schedule)
     moved = moved_compute(problem, schedule)
     bars = [_compute_bar(problem, schedule, timeline, k, moved) for k in range(len(schedule.steps))]
@@ -286,7 +286,7 @@ def _alive(problem: Problem, schedule: Schedule, storages: Collection[int]) -> l
 
 
 def _shared_limit(siblings: "list[Axes]", limits: tuple[float, float]) -> float:
-    """Return how far axes reach that share theirs with others, so that a later picture does not cut
+    """Return the range of axes that share theirs with others, so that a later picture does not cut
     an earlier one off.
     """
     return limits[1] if len(siblings) > 1 and any(ax.has_data() for ax in siblings) else 0.0

@@ -10,7 +10,7 @@ from apsched.what_if.robustness import Robustness
 
 
 def robustness_json(found: Robustness) -> dict[str, object]:
-    """Return what ``--json`` says."""
+    """Return the object for ``--json``."""
     return {
         **asdict(found.options),
         "candidates": found.num_candidates,
@@ -28,8 +28,8 @@ def robustness_json(found: Robustness) -> dict[str, object]:
 
 
 def robustness_table(found: list[tuple[str, Robustness]]) -> Table:
-    """Return what each schedule of each graph takes, as a table for people; ``found`` has the names
-    of graphs.
+    """Return the step times of each schedule of each graph, as a table for people; ``found`` has
+    the names of graphs.
     """
     figures = ("as priced ms", "mean ms", "worst ms", "worst above as priced")
     table = plain_table("graph", "schedule", *figures, right=figures)
@@ -48,7 +48,7 @@ def robustness_table(found: list[tuple[str, Robustness]]) -> Table:
 
 
 def robustness_line(found: Robustness) -> str:
-    """Return in one line what was gained over the schedule that believes the costs."""
+    """Return in one line the gain over the schedule for the stated costs."""
     options, chosen, priced = found.options, found.chosen, found.as_priced
     text = (
         f"  {options.count} scenarios, noise {options.noise:g}: in the worst of them"

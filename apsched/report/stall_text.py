@@ -11,8 +11,8 @@ from apsched.units import ticks_to_us
 
 
 def transfer_name(problem: Problem, transfer: Transfer) -> str:
-    """Return what a transfer is called: its kind, what its first member serves (or that node), and
-    how many more members there are.
+    """Return the name of a transfer: its kind, the parameter (or node) of its first member, and the
+    number of further members.
     """
     first = problem.collectives[transfer.members[0]]
     more = f" (+{len(transfer.members) - 1})" if len(transfer.members) > 1 else ""

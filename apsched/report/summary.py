@@ -1,4 +1,4 @@
-"""What a person and a program get to see: one table, or one JSON object."""
+"""The output for people and programs: one table, or one JSON object."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -42,7 +42,7 @@ def report_json(
 
 
 def graph_json(result: Result) -> dict[str, Any]:
-    """Return what ``--json`` says about one graph; an infeasible one also has ``infeasibility``."""
+    """Return one graph for ``--json``; an infeasible one also has ``infeasibility``."""
     best, timeline = result.best, result.timeline
     report = {
         "name": result.problem.name,
@@ -112,8 +112,8 @@ def _broken_by(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def infeasibility_json(why: Infeasibility) -> dict[str, Any]:
-    """Return why nothing fits: ``least`` has the values known to fit, ``relaxations`` also what is
-    proven of them.
+    """Return why nothing fits: ``least`` has the values known to fit, ``relaxations`` also the
+    proven limits of them.
     """
     return {
         "caps": why.caps,
@@ -226,7 +226,7 @@ def _cells(result: Result, scored: Score, *, name: str, ratio: bool) -> list[str
 
 
 def _micro_batches_line(result: Result) -> str:
-    """Return what one of several micro-batches takes; empty where there is one."""
+    """Return the time of one of several micro-batches; empty if there is one."""
     several, best = max(result.problem.chains, default=0) + 1, result.answer.best
     if several < 2 or best is None:
         return ""
@@ -266,7 +266,7 @@ def _moved_line(result: Result) -> str:
 
 
 def _forms(result: Result) -> str:
-    """Return how many buckets have which form, where there are two to choose from."""
+    """Return the number of buckets of each form, if there are two forms."""
     if result.schedule is None or all(
         key.coalesced_member_ticks is None for key in result.problem.keys
     ):
@@ -278,14 +278,12 @@ def _forms(result: Result) -> str:
 
 
 def metrics_lines(result: Result) -> tuple[str, ...]:
-    """Return what the schedule makes of the collectives, a line for each direction, group and
-    kind.
-    """
+    """Return the metrics of the collectives, a line for each direction, group and kind."""
     return tuple(f"  {line}" for line in result.metrics.lines()) if result.metrics else ()
 
 
 def summary_lines(result: Result) -> tuple[str, ...]:
-    """Return what was found, how far it can be from the best, and what it chose."""
+    """Return the answer, its distance from the best, and its chosen figures."""
     name = result.problem.name
     cap = show_bytes(result.caps.memory_cap_bytes)
     if result.best is None or result.chosen is None:
@@ -367,8 +365,8 @@ def print_solved(
     metrics: bool,
     rewritten: bool,
 ) -> None:
-    """Print the summary of the step, then the account of the device's memory, the table, what was
-    found (with ``metrics`` by direction, group and kind, too), and where the files went.
+    """Print the summary of the step, then the account of the device's memory, the table, the
+    certificates (with ``metrics`` by direction, group and kind, too), and the written files.
 
     ``rate``: tokens and operations of the step; ``rewritten``: the source had FX graphs.
     """

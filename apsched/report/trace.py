@@ -218,9 +218,9 @@ def _flows(pid: int, timeline: Timeline) -> Iterator[Event]:
 
 
 def _arrival_ticks(timeline: Timeline, transfer: Transfer) -> int:
-    """Return where the arrow from a transfer leads to: its stall; what runs behind the wait, where
+    """Return the target of the arrow from a transfer: its stall; the operation after the wait, if
     that does not stall, or has stalled since before the transfer began (Perfetto turns arrows round
-    that lead to what began sooner).
+    that lead to an earlier begin).
     """
     begin, end = timeline.begin_ticks[transfer.wait_step], timeline.end_ticks[transfer.wait_step]
     return begin if begin >= transfer.begin_ticks else max(end, transfer.begin_ticks)

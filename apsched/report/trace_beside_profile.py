@@ -1,5 +1,4 @@
-"""The timelines of a run and a profile of the real job in one trace: what was promised, beside what
-happened.
+"""The timelines of a run and a profile of the real job in one trace.
 
 A step of the profile is chosen (``ProfilerStep#N``, which ``prof.step()`` marks). Each graph is
 shifted so that its first transfer begins where that of the job does: the collectives of the step,
@@ -114,7 +113,9 @@ def _as_run(kind: str, *, on_gloo: bool) -> str:
 
 
 def _kinds(run: SolvedRun, timelines: Sequence[Timeline], *, on_gloo: bool) -> Counter[str]:
-    """Return how many collectives of each kind the graphs launch, as a trace shows them."""
+    """Return the number of collectives of each kind that the graphs launch, as a trace shows
+    them.
+    """
     found = Counter[str]()
     for graph, timeline in zip(run.graphs, timelines, strict=True):
         problem = graph.result.problem

@@ -67,7 +67,7 @@ class FreeClock:
 
 @dataclass(slots=True)
 class _Flow:
-    """A transfer and what is left of it."""
+    """A transfer and its remaining work."""
 
     index: int
     latency: Fraction
@@ -165,7 +165,7 @@ class SharedClock:
         )
 
     def _go_to(self, until: int, speeds: Sequence[Fraction]) -> None:
-        """Let time pass up to the next change, at most, and let end what is done."""
+        """Advance time to the next change, at most, and end finished work."""
         passed = until - self.now
         self.now = until
         for queue, speed in zip(self._queues, speeds, strict=True):

@@ -1,4 +1,6 @@
-"""What the solver answers: schedules with their figures, a certificate, or why there is none."""
+"""The answer of the solver: schedules with their figures, a certificate, or the reason why there is
+none.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ between two collectives on the path each, with compute that may move from there.
 
 
 class Status(StrEnum):
-    """What is known of the schedule of an answer."""
+    """The status of the schedule of an answer."""
 
     OPTIMAL = "optimal"  # its step time meets the bound
     FEASIBLE = "feasible"
@@ -39,7 +41,7 @@ class SolvedBy(StrEnum):
 
 
 class BoundSource(StrEnum):
-    """What bounds rest on, where it has a fixed name; others name a stream, a link, a collective or
+    """The arguments of bounds that have a fixed name; others name a stream, a link, a collective or
     a solver.
     """
 
@@ -61,7 +63,7 @@ class Score:
     """The exact figures of an order, independent of its author and its form."""
 
     name: str
-    """Who made it: a baseline's name, or ``apsched``."""
+    """Its author: a baseline's name, or ``apsched``."""
     step_time_ticks: int
     exposed_ticks: int
     peak_memory_bytes: int
@@ -92,8 +94,8 @@ def captured_of(baselines: Iterable[_AnyScore]) -> _AnyScore | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxation:
-    """How far one cap has to give way, the others as they are, but without those that clash
-    whatever it is.
+    """The least value of one cap with the others as they are, excluding caps that conflict for
+    every value.
     """
 
     cap: str
@@ -123,9 +125,7 @@ class FullPlace:
     node: str
     live_bytes: int
     alive: tuple[tuple[str, int, int], ...]
-    """What is alive there: where it comes from, how many tensors, bytes; the largest first, the
-    rest as one.
-    """
+    """The live tensors there: origin, number, bytes; the largest first, the rest as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class Infeasibility:
     relaxations: tuple[Relaxation, ...]
     """For each cap that clashes."""
     places: tuple[FullPlace, ...]
-    """Where memory is short, the fullest first."""
+    """Places where memory is short, the fullest first."""
     message: str
     """One sentence with all of that."""
 
@@ -169,7 +169,7 @@ class SolveResult:
     bound_ticks: int
     """No schedule within the caps is faster."""
     bound_source: str
-    """What the bound rests on: a :class:`BoundSource`, or the name of a stream, a link, a
+    """The argument of the bound: a :class:`BoundSource`, or the name of a stream, a link, a
     collective or a solver.
     """
     baselines: tuple[Scored, ...]
@@ -190,7 +190,7 @@ class SolveResult:
     launches_bound: int
     """No schedule within the caps, that limit and the peak of ``best`` has fewer launches."""
     solved_by: str
-    """What found ``best``: a :class:`SolvedBy`, a baseline or a solver."""
+    """The method that found ``best``: a :class:`SolvedBy`, a baseline or a solver."""
     deterministic_work: float
     """CP-SAT's deterministic time."""
     infeasibility: Infeasibility | None

@@ -5,7 +5,7 @@ from enum import IntEnum
 
 
 class StepKind(IntEnum):
-    """What a step does; ``Step.index`` is a node, a bucket or a collective accordingly."""
+    """The kind of a step; ``Step.index`` is a node, a bucket or a collective accordingly."""
 
     NODE = 0  # a node of the graph (also start and wait of a collective that is in no bucket)
     COPY_IN = 1  # bucket: gather the payload of all members in one buffer

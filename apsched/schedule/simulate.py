@@ -42,7 +42,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """What a schedule costs."""
+    """The times of a schedule."""
 
     begin_ticks: tuple[int, ...]
     """When each step begins on the compute stream."""

@@ -12,8 +12,8 @@ from apsched.schedule.verify_plan import broken_rules
 
 
 def verify(problem: Problem, schedule: Schedule, caps: Caps) -> tuple[str, ...]:
-    """Return what is wrong with ``schedule``, a sentence each; empty where it keeps every
-    dependence and every cap.
+    """Return the faults of ``schedule``, a sentence each; empty if it keeps every dependence and
+    every cap.
     """
     return verified(problem, schedule, caps)[0]
 

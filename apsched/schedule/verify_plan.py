@@ -1,5 +1,5 @@
-"""Check a schedule against what the user's plan asks of each collective. Shares no code with the
-solver.
+"""Check a schedule against the requirements of the user's plan on each collective. Shares no code
+with the solver.
 """
 
 from apsched.problem.problem import Problem
@@ -7,8 +7,8 @@ from apsched.schedule.schedule import Schedule, Step, StepKind
 
 
 def broken_rules(problem: Problem, schedule: Schedule) -> list[str]:
-    """Return what ``schedule`` does against the plan, a sentence each, with the rule where one says
-    so.
+    """Return the violations of the plan by ``schedule``, a sentence each, with the rule if one
+    requires it.
     """
     if all(c.restriction.rules == () and c.restriction.group is None for c in problem.collectives):
         return []
@@ -50,7 +50,7 @@ def _groups(problem: Problem, schedule: Schedule) -> list[str]:
 
 
 def _payload(problem: Problem, schedule: Schedule) -> list[str]:
-    """Members stand in the buffer in the order that the plan asks for."""
+    """Members stand in the buffer in the order of the plan."""
     wrong = []
     for b, bucket in enumerate(schedule.buckets):
         order = [problem.collectives[c].restriction.payload for c in bucket.members]
@@ -63,9 +63,7 @@ def _payload(problem: Problem, schedule: Schedule) -> list[str]:
 
 
 def _places(problem: Problem, schedule: Schedule) -> list[str]:
-    """Launches and waits stand between the compute nodes that the plan says; a copy-in not
-    before.
-    """
+    """Launches and waits stand between the compute nodes of the plan; a copy-in not before."""
     slot = _slot_of_steps(problem, schedule)
     wrong = []
     launched = {c: (Step(StepKind.NODE, m.start),) * 2 for c, m in enumerate(problem.collectives)}

@@ -17,11 +17,11 @@ holds under every tighter cap. So
    in the middle of the caps around them that are not solved, and repeat step 5, until
    neighbours that differ are solved or proven optimal.
 
-Where every cap is solved, only step 5 follows. Where schedules are not ordered by their step time,
+If every cap is solved, only step 5 follows. If schedules are not ordered by their step time,
 nothing follows.
 
-What comes next depends on the answers alone, not on when they came: any number of workers, and a
-run that was stopped and resumed, end with the same points.
+The next question depends on the answers alone, not on when they came: any number of workers, and a
+run that was interrupted and resumed, end with the same points.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ Stated = MemoryCap | MemoryRange | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeEnds:
-    """Where ranges of memory caps begin and end."""
+    """The ends of ranges of memory caps."""
 
     solved_floor_bytes: int
     solved_peak_bytes: int | None
@@ -56,7 +56,7 @@ class Job:
     """The next thing to do: a solve, or with ``starts`` an answer from other caps."""
 
     name: str
-    """Of the cap, as :func:`cap_name` says."""
+    """Of the cap, from :func:`cap_name`."""
     memory_cap: MemoryCap | None
     starts: tuple[str, ...] = ()
     """Names of caps whose schedules are known."""
@@ -67,7 +67,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """The memory caps that are asked of one graph under one setting."""
+    """The memory caps of one graph under one setting."""
 
     stated: tuple[Stated, ...]
     full: bool
@@ -89,7 +89,7 @@ class Chain:
         return cap_name(self.first)
 
     def expected(self) -> int:
-        """Return how many points there are at most."""
+        """Return the largest possible number of points."""
         return sum(cap.count if isinstance(cap, MemoryRange) else 1 for cap in self.stated)
 
     def names(self, known: Mapping[str, Outcome]) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class Chain:
         return tuple(first.get(cap, _bytes_name(cap)) for cap in self._caps(top))
 
     def next_jobs(self, known: Mapping[str, Outcome]) -> tuple[Job, ...]:
-        """Return what can be done now; nothing where all is done."""
+        """Return the jobs that can run now; none if all are done."""
         top = known.get(self.first_name)
         if top is None:
             return (Job(name=self.first_name, memory_cap=self.first),)
@@ -130,7 +130,7 @@ class Chain:
         return ()
 
     def open_solves(self, known: Mapping[str, Outcome]) -> int:
-        """Return how many caps have an answer, and are solved nevertheless, by what is known."""
+        """Return the number of caps that have an answer and are solved nevertheless."""
         top = known.get(self.first_name)
         if top is None or self.alone or top.step_ticks is None:
             return 0
@@ -268,7 +268,7 @@ def _looseness(cap: MemoryCap | None) -> tuple[int, int]:
 
 
 def resolved(stated: Stated, top: Outcome | RangeEnds) -> list[int | None]:
-    """Return the caps that ``stated`` stands for, by what is known under the loosest cap."""
+    """Return the caps of ``stated``, by the facts known under the loosest cap."""
     if stated is None:
         return [top.memory_cap_bytes]
     if not isinstance(stated, MemoryRange):

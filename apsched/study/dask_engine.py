@@ -9,8 +9,8 @@ _SECONDS_TO_CONNECT = 30
 
 
 class DaskEngine:
-    """The workers of a scheduler at ``tcp://host:port``. A worker that dies is the scheduler's
-    business: it asks another one.
+    """The workers of a scheduler at ``tcp://host:port``. The scheduler replaces a worker that dies:
+    it gives its question to another one.
     """
 
     def __init__(self, client: Any, *, closes: bool = False) -> None:
@@ -59,7 +59,7 @@ class DaskEngine:
         """Nothing to do: the scheduler has other workers, or gets new ones."""
 
     def stop(self) -> None:
-        """Take back what is not done, and leave the cluster if it was joined here."""
+        """Cancel unfinished questions, and leave the cluster if it was joined here."""
         self._executor.shutdown(wait=False)  # which cancels them
         if self._closes:
             self._client.close()

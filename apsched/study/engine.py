@@ -1,5 +1,5 @@
-"""Where questions are answered: any executor of ``concurrent.futures``, that of this machine unless
-said otherwise.
+"""Engines that answer questions: any executor of ``concurrent.futures``, by default processes of
+this machine.
 """
 
 import multiprocessing
@@ -18,15 +18,13 @@ class Engine(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many questions it gets at a time."""
+        """Number of questions that it gets at a time."""
 
     def executor(self) -> Executor:
         """Return the executor; a new one after :meth:`lost`."""
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether ``error`` says that a worker was lost, so that the question may be asked
-        again.
-        """
+        """Whether ``error`` means that a worker was lost, so that the question may be repeated."""
 
     def lost(self) -> None:
         """Get over a worker that was lost."""

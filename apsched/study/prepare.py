@@ -42,9 +42,9 @@ class Prepared:
     setting: Setting
     graph: GraphRow
     beside: BesideGraph | None = None
-    """What the device holds beside the graph; ``None`` where it is not known."""
+    """The memory of the device outside of the graph; ``None`` if it is not known."""
     caps: tuple[Stated, ...] | None = None
-    """The memory caps for which the graph was made; ``None``: all that are asked."""
+    """The memory caps for which the graph was made; ``None``: all caps of the study."""
 
     @property
     def memory_bytes(self) -> int | None:
@@ -65,7 +65,7 @@ def prepare(
 ) -> tuple[Prepared, ...]:
     """Return every setting with each of its graphs, in order; the graphs are in ``store``.
 
-    Where a setting asks for the best parameters to keep, the choice is made here, under each cap of
+    If a setting requests the best parameters to keep, the choice is made here, under each cap of
     ``memory``: each cap has graphs of its own.
     """
     memory = memory or MemoryAxis()
@@ -171,8 +171,8 @@ def _stored(
     store: Store,
     kept: Sequence[Mapping[str, Any]] = ({}, {}),
 ) -> tuple[GraphRow, ...]:
-    """Keep ``graphs``, of ``source``; return their rows. ``kept`` says of each what is kept from
-    forward to backward.
+    """Save ``graphs``, of ``source``; return their rows. ``kept`` has the parameters kept from
+    forward to backward in each.
     """
     described = {"source": source.label, **Speeds().described()}
     more = kept if any(kept) else [{}] * len(graphs)
@@ -241,8 +241,8 @@ WithCaps = list[tuple[tuple[Stated, ...] | None, tuple[GraphRow, ...]]]
 def _kept_known(
     setting: Setting, again: Sequence[GraphRow], memory: MemoryAxis, store: Store
 ) -> WithCaps | None:
-    """Return the graphs of ``setting`` with what is kept in them, and the caps for which they were
-    made; ``None`` where some are not in ``store``. ``again``: with every parameter gathered again.
+    """Return the graphs of ``setting`` with their kept parameters, and the caps for which they were
+    made; ``None`` if some are not in ``store``. ``again``: with every parameter gathered again.
     """
     if setting.keep.mode == NONE:
         return [(None, tuple(again))]
@@ -269,7 +269,7 @@ def _keep_in(
     store: Store,
     progress: Progress,
 ) -> None:
-    """Add to ``store`` the graphs of ``setting`` with what is kept in them."""
+    """Add to ``store`` the graphs of ``setting`` with their kept parameters."""
     if setting.keep.mode == NONE or _kept_known(setting, again, memory, store) is not None:
         return
     if setting.keep.mode != AUTO:
@@ -301,8 +301,8 @@ def _keep_in(
 def _kept_stored(
     source: LoadedSource, graphs: Graphs, kept: Choice, sizes: tuple[int, int], store: Store
 ) -> tuple[GraphRow, ...]:
-    """Keep ``graphs``, in which the parameters ``kept`` are kept; ``sizes``: bytes of what is kept,
-    and of the shards that backward does not take.
+    """Save ``graphs``, in which the parameters ``kept`` are kept; ``sizes``: bytes of these, and of
+    the shards that backward does not take.
     """
     kept_bytes, beside_bytes = sizes
     described = [

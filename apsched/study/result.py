@@ -46,7 +46,7 @@ class StudyResult:
         return frame(self.rows())
 
     def summary(self) -> str:
-        """Return what the command prints."""
+        """Return the output of the command."""
         text = io.StringIO()
         print_study(self.lines, self.slowdown, text)
         return text.getvalue()

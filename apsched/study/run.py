@@ -1,5 +1,5 @@
-"""Answers what is still open: hands questions to an engine, keeps each answer as it comes, and asks
-what follows from it.
+"""Answers open questions: passes them to an engine, saves each answer when it comes, and asks the
+questions that follow from it.
 """
 
 import signal
@@ -26,7 +26,7 @@ from apsched.study.store import Point, Store
 from apsched.study.worker import ALONG, Outcome, Question, point_along_caps, solve_point
 
 MOST_ATTEMPTS = 4
-"""How often a question is asked again whose worker was lost."""
+"""Most attempts at a question whose worker was lost."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class OpenChain:
         return point_id(self.prepared.graph.graph_id, self.prepared.setting.described(), name)
 
     def look_up(self, names: Sequence[str]) -> None:
-        """Read what is kept under these caps."""
+        """Read the saved answers under these caps."""
         for name in names:
             kept = self.store.point(self.id_of(name))
             if kept is not None and not (self.chain.full and kept.outcome.how == ALONG):
@@ -82,7 +82,7 @@ class OpenChain:
 def chains(
     prepared: Sequence[Prepared], memory: MemoryAxis, store: Store, *, full: bool
 ) -> tuple[OpenChain, ...]:
-    """Return a chain for each setting and graph, with what is kept of it."""
+    """Return a chain for each setting and graph, with its saved answers."""
     return tuple(
         OpenChain(
             prepared=one,
@@ -251,7 +251,7 @@ def _uninterrupted() -> Iterator[None]:
 
 _SECONDS_BETWEEN_LINES = 5.0
 _ALONG_TO_SOLVE = 0.15
-"""What an answer from other caps takes beside a solve, as long as none has been seen."""
+"""Assumed time of an answer from other caps relative to a solve, until one is known."""
 
 
 class Board:
@@ -274,7 +274,7 @@ class Board:
         self._began = time.monotonic()
 
     def before_question(self, live: OpenChain, job: Job) -> None:
-        """Report progress with the question that is asked now, unless the last report is recent."""
+        """Report progress with the current question, unless the last report is recent."""
         label = self._labels.get(id(live), "")
         cap = f"memory cap {_cap_text(job)}"
         self._question = ", ".join(filter(None, (label, live.prepared.graph.name, cap)))
@@ -295,7 +295,7 @@ class Board:
         print(f"{text:<100}" if end == "\r" else text, file=self._stream, end=end, flush=True)
 
     def counts(self) -> tuple[int, int]:
-        """Return how many points there are, and how many there will be at most."""
+        """Return the number of points, and the largest number that there will be."""
         done = sum(len(live.known) - live.chain.open_solves(live.known) for live in self._lives)
         return done, sum(
             len(live.chain.names(live.known)) or live.chain.expected() for live in self._lives

@@ -24,7 +24,7 @@ from apsched.whole_step.keep_request import KeepRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is asked, the memory cap left open."""
+    """The question, with the memory cap left open."""
 
     request: SourceRequest
     costs: CostChoice

@@ -27,7 +27,7 @@ _LEAST, _MOST = 1e-3, 1e3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """How many times as fast as the costs say."""
+    """Factors of the speeds of the costs."""
 
     network: float = 1.0
     compute: float = 1.0
@@ -51,8 +51,8 @@ def parse_times(text: str, label: str) -> float:
 def at_speeds(
     dag: nx.DiGraph, speeds: Speeds, cluster: Cluster | None
 ) -> tuple[nx.DiGraph, tuple[str, ...]]:
-    """Return ``dag`` at ``speeds``, and remarks on it; ``cluster`` says which groups
-    leave a node.
+    """Return ``dag`` at ``speeds``, and remarks on it; ``cluster`` determines the groups that leave
+    a node.
     """
     new = nx.DiGraph(**dag.graph)
     new.add_nodes_from(dag.nodes(data=True))

@@ -36,8 +36,8 @@ FORMAT = 1
 GRAPHS, SCHEDULES = "graphs", "schedules"
 """Folders of a study."""
 SOLVE, SHORT_SEARCH, ANOTHER_CAP = "solve", "short search", "another cap"
-"""Where the schedule of a point comes from: a solve under its cap, a short search from the
-schedules of other caps, or one of those as it is.
+"""The origin of the schedule of a point: a solve under its cap, a short search from the schedules
+of other caps, or one of those unchanged.
 """
 _BUSY_SECONDS = 60.0
 _SCHEMA = """
@@ -97,8 +97,8 @@ class GraphRow:
 
     @property
     def kept(self) -> Mapping[str, Any]:
-        """What is kept from forward to backward: ``names``, ``bytes``, ``shard_bytes`` of it that
-        the graph does not take; empty where nothing is.
+        """The parameters kept from forward to backward: ``names``, ``bytes``, ``shard_bytes`` of
+        them that the graph does not take; empty if there are none.
         """
         kept: Mapping[str, Any] = self.described.get("kept", {})
         return kept
@@ -117,7 +117,7 @@ class Point:
     outcome: Outcome
     """Without its schedule, which is in the file ``schedule``."""
     run_id: str
-    """The run that asked it first."""
+    """The first run with this question."""
     schedule: str | None
     """Name of the schedule file, from the directory of the study."""
 
@@ -289,7 +289,7 @@ class Store:
         run_id: str,
         outcome: Outcome,
     ) -> None:
-        """Keep an answer; of two to one question what is better of each
+        """Save an answer; of two to one question the better part of each
         (:func:`apsched.study.worker.better_of`).
         """
         schedule = f"{SCHEDULES}/{point_id}.schedule.json" if outcome.schedule is not None else None
@@ -359,7 +359,7 @@ class Store:
     def begin_run(
         self, run_id: str, command: Mapping[str, Any], versions: Mapping[str, str], now_utc: str
     ) -> None:
-        """Note who asks what."""
+        """Record the run and its command."""
         with self._open() as db:
             db.execute(
                 "insert into runs values (?, ?, ?, ?, null, null)",

@@ -1,4 +1,4 @@
-"""What a worker does: one question about one graph. Knows no torch; gets bytes and plain records,
+"""The work of a worker: one question about one graph. Knows no torch; gets bytes and plain records,
 so that it can run on any machine.
 """
 
@@ -43,14 +43,12 @@ class Question:
     request: SolveRequest
     device_memory_bytes: int | None
     beside: BesideGraph | None
-    """What the device holds beside the graph; ``None`` where it is not known."""
+    """The memory of the device outside of the graph; ``None`` if it is not known."""
     shard_bytes: int
     """Of kept parameters: alive beside the graph, and counted in its caps and peaks."""
     contention: ContentionChoice
     cluster: Cluster | None
-    """Says how strong the contention is that is asked for; ``None`` where nothing has to be
-    known.
-    """
+    """Determines the strength of the stated contention; ``None`` if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +67,7 @@ class Outcome:
     floor_memory_bytes: int
     floor_bound_bytes: int
     report: dict[str, Any]
-    """What ``--json`` of ``apsched solve`` says about a graph, and the shares of the critical
-    path.
-    """
+    """The graph as ``apsched solve --json`` has it, and the shares of the critical path."""
     solved_floor_bytes: int
     """The floor as the solve under this cap had it, whatever is known since: ranges of caps start
     there ...
@@ -106,7 +102,7 @@ def solve_point(question: Question, memory_cap: MemoryCap | None) -> Outcome:
 
 
 def _inside(cap_bytes: int | None, question: Question) -> int | None:
-    """Return what a memory cap leaves for the graph itself."""
+    """Return the part of a memory cap for the graph itself."""
     return None if cap_bytes is None else max(cap_bytes - question.shard_bytes, 0)
 
 
@@ -136,8 +132,8 @@ def point_along_caps(
 
 
 def _outcome(result: Result, how: str, began: float, beside_bytes: int) -> Outcome:
-    """Return what is kept of ``result``; the graph's bytes with the ``beside_bytes`` that are alive
-    all the time.
+    """Return the saved part of ``result``; the graph's bytes with the ``beside_bytes`` that are
+    alive all the time.
     """
     report = {key: value for key, value in graph_json(result).items() if key != "seconds"}
     report["solved_by"] = result.answer.solved_by if result.best else None

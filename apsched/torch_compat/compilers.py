@@ -20,7 +20,7 @@ _PARAMETRIZED = re.compile(r"parametrizations\.(\w+)\.original\d*$")
 def aot_compiled(
     gm: Any, inputs: Sequence[Any], *, forward: Any, backward: Any, inference: Any, partition: Any
 ) -> Callable[..., Any]:
-    """Return what runs ``gm`` in the graphs of AOTAutograd, each made by its compiler
+    """Return a callable that runs ``gm`` in the graphs of AOTAutograd, each made by its compiler
     (torch/_dynamo/backends/common.py, aot_autograd).
     """
     from torch._dynamo.backends.common import aot_autograd
@@ -46,7 +46,7 @@ def default_partition(joint: Any, joint_inputs: Any, **options: Any) -> tuple[An
 
 
 def boxed(gm: Any) -> Callable[[list[Any]], Any]:
-    """Return what runs ``gm`` node by node and frees its inputs at their last use
+    """Return a callable that runs ``gm`` node by node and frees its inputs at their last use
     (torch/fx/graph.py, _BoxedCodeGen).
     """
     from torch.fx.graph import _BoxedCodeGen
@@ -93,8 +93,7 @@ def inductor_compiled(
 
 
 def forget_hashes(inputs: Sequence[Any]) -> None:
-    """Have device meshes among the inputs of a graph compute their hash anew when they are asked
-    for it.
+    """Have device meshes among the inputs of a graph compute their hash again when it is used.
 
     They keep the hash of their strings, which is another one in each process, and Inductor makes it
     part of the key of its cache, in which a second process then finds nothing
@@ -120,7 +119,7 @@ _NOTE = "apsched: "
 def note_in_code(text: str) -> None:
     """Have the code that Inductor is about to make keep ``text``, in its cache, too.
 
-    What was counted while code was made is kept with it, and counted again where it is found
+    Counts made during compilation are saved with the code, and added again when it is found
     (torch/_inductor/output_code.py, CompiledFxGraph.counter_deltas).
     """
     from torch._dynamo.utils import counters
@@ -129,7 +128,7 @@ def note_in_code(text: str) -> None:
 
 
 def notes_in_code() -> list[str]:
-    """Return what was noted in the code that Inductor made or found since this was called last."""
+    """Return the notes in the code that Inductor made or found since the last call."""
     from torch._dynamo.utils import counters
 
     counts = counters["inductor"]
@@ -141,9 +140,9 @@ def notes_in_code() -> list[str]:
 
 def forget_code(compiled: Any) -> None:
     """Take ``compiled``, which Inductor found in its cache, out of that, so that its graph can be
-    compiled anew.
+    compiled again.
 
-    torch/_inductor/codecache.py, FxGraphCache; and what it told AOTAutograd of strides
+    torch/_inductor/codecache.py, FxGraphCache; and the strides that it reported to AOTAutograd
     (torch/_guards.py, report_output_strides).
     """
     from torch._guards import TracingContext
@@ -191,8 +190,7 @@ def plain_parameter_name(name: str) -> str:
 
 
 def name_parameters(graph: Any, names: Mapping[int, str]) -> None:
-    """Have the descriptors on inputs and outputs of ``graph`` say which are parameters and their
-    gradients.
+    """Mark parameters and their gradients in the descriptors on inputs and outputs of ``graph``.
 
     Where Dynamo made parameters inputs, AOTAutograd knows only their positions
     (torch/_functorch/_aot_autograd/descriptors.py).
@@ -219,7 +217,7 @@ def _named(descriptor: Any, names: Mapping[int, str]) -> Any:
 
 
 def describe_gradients(graph: Any, names: Mapping[int, str]) -> None:
-    """Have ``graph`` say which of its outputs, by position, are gradients of which parameters, as
+    """Mark the outputs of ``graph``, by position, that are gradients, with their parameters, as
     AOTAutograd's graphs do.
 
     (torch/_functorch/_aot_autograd/descriptors.py, GradAOTOutput and PlainAOTOutput)
@@ -241,7 +239,7 @@ def replace_graph(graph: Any, module: Any) -> None:
     """Make ``graph`` that of ``module`` in place: its nodes by name, in its order, and what they
     take from the module.
 
-    Names of nodes are given anew (torch/fx/graph.py, Graph._graph_namespace).
+    Nodes get new names (torch/fx/graph.py, Graph._graph_namespace).
     """
     from torch.fx.graph import _Namespace
 

@@ -1,4 +1,6 @@
-"""Private functions of torch that tell what a call does: its overload, and what it dispatches."""
+"""Private functions of torch about the effects of a call: its overload, and the operators that it
+dispatches.
+"""
 
 import builtins
 from collections.abc import Callable
@@ -45,7 +47,7 @@ def is_torch_function(target: Any) -> bool:
 
 
 def watched(mode: Any, call: Callable[[], Any], see: Callable[..., None]) -> Any:
-    """Return ``call()`` on fake tensors of ``mode``; ``see(operator, args, kwargs)`` is asked
+    """Return ``call()`` on fake tensors of ``mode``; ``see(operator, args, kwargs)`` is called
     first.
 
     ``see`` is called for each operator that is dispatched, and may raise to stop the call. No

@@ -13,8 +13,8 @@ check_torch_version()
 
 
 def fsdp_unit_of(module: Any) -> tuple[int, int]:
-    """Return what tells the unit of an ``FSDPModule`` apart from others, and how many groups its
-    parameters are gathered in.
+    """Return the identity of the unit of an ``FSDPModule``, and the number of groups in which its
+    parameters are gathered.
 
     ``fully_shard([a, b])`` makes one unit of two modules: they share one state
     (torch/distributed/fsdp/_fully_shard/_fully_shard.py, FSDPModule._get_fsdp_state;
@@ -72,7 +72,7 @@ class GatheredParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastModule:
-    """What ``fully_shard`` does to what goes into a module and comes out of it."""
+    """The treatment by ``fully_shard`` of inputs and outputs of a module."""
 
     inputs: torch.dtype | None
     outputs: torch.dtype | None

@@ -352,8 +352,8 @@ def import_schedulers() -> Any:
 
 @contextmanager
 def _scheduling_without_a_gpu() -> Iterator[None]:
-    """Run the body with what torch's schedulers ask of a device replaced, and everything put back
-    afterwards.
+    """Run the body with replacements for the device queries of torch's schedulers, and restore
+    everything afterwards.
 
     Their rooflines ask triton for the bandwidth of the memory (torch/utils/_runtime_estimation.py),
     although custom estimates overrule the result; a table for tlparse asks nvidia-smi for the GPU

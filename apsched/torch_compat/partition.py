@@ -169,7 +169,7 @@ def _partition_saving(joint: Any, saved: list[Any], num_fwd_outputs: int) -> tup
     """Return forward and backward graph of ``joint`` that hand over ``saved`` and nothing else but
     inputs and sizes.
 
-    What backward doesn't need is left out (torch/_functorch/partitioners.py, the end of
+    Values that backward does not need are left out (torch/_functorch/partitioners.py, the end of
     min_cut_rematerialization_partition).
     """
     partitioners: Any = importlib.import_module("torch._functorch.partitioners")

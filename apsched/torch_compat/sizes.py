@@ -1,5 +1,5 @@
 """Sizes as plain integers, without a guard: a symbolic size by torch's hint, and one that depends
-on data by what is assumed of its symbols (torch/fx/experimental/symbolic_shapes.py, ShapeEnv).
+on data by the assumed values of its symbols (torch/fx/experimental/symbolic_shapes.py, ShapeEnv).
 
 An unbacked symbol (``u0``) has no value before the step. :func:`assume` decides one for each symbol
 of a graph, for as long as the ShapeEnv of these symbols lives: forward and backward of one trace,
@@ -32,7 +32,7 @@ Sum = Sequence[Any]
 
 @dataclass(slots=True)
 class _Assumed:
-    """What is assumed in one ShapeEnv."""
+    """Assumed sizes in one ShapeEnv."""
 
     stated: dict[str, int]
     """Hints of the user's own."""
@@ -47,8 +47,8 @@ _ASSUMED: WeakKeyDictionary[ShapeEnv, _Assumed] = WeakKeyDictionary()
 
 
 def size_hint(size: Any) -> int:
-    """Return the value of a (symbolic) integer: its hint, or, where it depends on data, what is
-    assumed (:func:`assume`), else what follows from ``FALLBACK_SIZE``. Adds no guard.
+    """Return the value of a (symbolic) integer: its hint, or, if it depends on data, its assumed
+    value (:func:`assume`), else the value that follows from ``FALLBACK_SIZE``. Adds no guard.
     """
     if not isinstance(size, torch.SymInt):
         return int(size)
@@ -202,7 +202,7 @@ def _share(env: ShapeEnv, zeros: list[sympy.Expr], assumed: _Assumed) -> list[sy
 
 
 def _order(symbol: object) -> tuple[int, str]:
-    """Return what sorts ``u2`` before ``u10``."""
+    """Return a key that sorts ``u2`` before ``u10``."""
     return len(str(symbol)), str(symbol)
 
 
@@ -211,7 +211,7 @@ def _size(symbol: sympy.Symbol, value: int, source: SizeSource) -> AssumedSize:
 
 
 def _asserted(env: ShapeEnv) -> list[sympy.Expr]:
-    """Return expressions that are 0, as assertions of the graph say."""
+    """Return expressions that are 0 by assertions of the graph."""
     asserted = (a.expr for some in env.deferred_runtime_asserts.values() for a in some)
     return [expr.lhs - expr.rhs for expr in asserted if isinstance(expr, sympy.Equality)]
 

@@ -1,4 +1,4 @@
-"""Which versions of torch apsched was run against; asked where private functions of torch are
+"""Versions of torch that apsched was run against; checked where private functions of torch are
 needed, and nowhere else.
 """
 

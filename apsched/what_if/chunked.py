@@ -52,9 +52,7 @@ class WhatIfChunked:
     num_compute_nodes: int
     whole_us: float
     bound_us: float
-    """Idealised: no schedule of the graph as it is, nor necessarily one of any graph, reaches
-    it.
-    """
+    """Idealised: no schedule of this graph, nor necessarily one of any graph, reaches it."""
 
 
 def what_if_chunked(dag: nx.DiGraph, problem: Problem, caps: Caps) -> WhatIfChunked:

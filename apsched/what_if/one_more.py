@@ -1,4 +1,4 @@
-"""What one more of something would buy, found by solving again: memory, network bandwidth,
+"""The gain from one more of a resource, found by solving again: memory, network bandwidth,
 prefetch.
 
 A schedule that is known stays possible where a cap is loosened, so the gain is never negative. Two
@@ -29,18 +29,18 @@ class Relaxed:
     name: str
     """``memory``, ``network`` or ``prefetch``."""
     change: str
-    """What exactly was changed, or why nothing was solved."""
+    """The exact change, or why nothing was solved."""
     step_time_ticks: int | None
     """Of the best schedule then; ``None`` where nothing was solved."""
     bound_ticks: int | None
     gain_ticks: int
-    """What the schedule at hand could be faster: its step time less the new one."""
+    """The gain over the present schedule: its step time less the new one."""
     proven_ticks: int
     """The old bound less the new step time: gained over any schedule there could be now; 0 where
     that is not positive.
     """
     possible_ticks: int
-    """The step time at hand less the new bound: no schedule gains more."""
+    """The present step time less the new bound: no schedule gains more."""
 
     @property
     def verdict(self) -> str:
@@ -61,8 +61,8 @@ def relaxed(
     answer: SolveResult,
     network: FasterNetwork | None,
 ) -> tuple[Relaxed, ...]:
-    """Return what one more GiB, one more Gb/s a process rank and one more layer of prefetch buy
-    beside ``answer``.
+    """Return the gain from one more GiB, one more Gb/s a process rank and one more layer of
+    prefetch over ``answer``.
     """
     assert answer.best is not None
     return (

@@ -28,7 +28,7 @@ from apsched.what_if.scenarios import (
 )
 
 _SCENARIOS_SOLVED = 3
-"""Scenarios whose own best schedule is looked for: those where the schedule at hand does worst."""
+"""Scenarios whose own best schedule is searched: those where the present schedule does worst."""
 _SHARE_OF_BUDGET = 0.25
 """Of the budget of the search, for each candidate."""
 AS_PRICED = "apsched, for the costs as they are"

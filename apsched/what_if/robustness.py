@@ -7,7 +7,7 @@ from apsched.config import ScenarioOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """What one schedule takes."""
+    """Step times of one schedule."""
 
     name: str
     step_time_ticks: int
@@ -18,7 +18,9 @@ class Spread:
 
     @property
     def slower(self) -> float:
-        """How much longer it takes in the worst of the scenarios than the costs say, as a share."""
+        """Relative increase of the step time in the worst of the scenarios over the stated
+        costs.
+        """
         return self.worst_ticks / self.step_time_ticks - 1 if self.step_time_ticks else 0.0
 
 

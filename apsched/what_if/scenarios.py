@@ -41,8 +41,8 @@ class Scenario:
 def sampled(
     problem: Problem, sigma: float, seed: int | Sequence[int], *, correlated: bool = True
 ) -> Scenario:
-    """Return one scenario; without ``correlated`` compute and network as a whole are as fast as the
-    costs say.
+    """Return one scenario; without ``correlated`` compute and network as a whole keep the speed of
+    the costs.
     """
     rng = np.random.default_rng(seed)
     of_node, of_collective = (
@@ -144,8 +144,8 @@ def priced_as(problem: Problem, scenario: Scenario) -> Problem:
 
 
 def with_slower_network(problem: Problem, factor: float) -> Problem:
-    """Return ``problem`` with every transfer longer by ``factor``: what is prefetched for it is
-    prefetched earlier.
+    """Return ``problem`` with every transfer longer by ``factor``: a schedule of it prefetches
+    earlier.
     """
     return _repriced(problem, problem.duration_ticks, [factor] * len(problem.keys))
 

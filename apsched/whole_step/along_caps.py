@@ -1,4 +1,4 @@
-"""What is kept from forward to backward under each of several memory caps."""
+"""The kept parameters under each of several memory caps."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

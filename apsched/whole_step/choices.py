@@ -1,6 +1,4 @@
-"""Which parameters may be kept, the choices that people make today, and the order in which keeping
-pays.
-"""
+"""Parameters that may be kept, common choices, and the order in which keeping pays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ class Parameter:
 
     name: str
     size_bytes: int
-    """Of what is handed from forward to backward where it is kept."""
+    """Bytes passed from forward to backward if it is kept."""
     num_elements: int
     beside_bytes: int
     """Of its shard, which lives on though backward does not take it where the parameter is kept."""

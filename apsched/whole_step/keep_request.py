@@ -1,4 +1,4 @@
-"""What a user asks to be kept: ``none``, ``all``, ``auto``, or a file of names.
+"""The user's request for kept parameters: ``none``, ``all``, ``auto``, or a file of names.
 
 A file has an entry a line, without ``#`` comments: the name of a parameter, or a regular expression
 that fits all of its name.
@@ -21,7 +21,7 @@ KEPT_FILE = "kept.txt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRequest:
-    """What is to be kept."""
+    """The parameters to keep."""
 
     mode: str = NONE
     """``none``, ``all``, ``auto``, or ``names``."""
@@ -52,10 +52,10 @@ class KeepRequest:
 def kept_in_joint_graph(
     keep: KeepRequest, direction: str
 ) -> tuple[KeepRequest, Callable[[Sequence[str]], Choice] | None]:
-    """Return what is still to be decided about graphs of ``direction``, and what chooses the
-    parameters that are kept where forward and backward are captured as one graph.
+    """Return the open decision about graphs of ``direction``, and the function that chooses kept
+    parameters if forward and backward are captured as one graph.
 
-    ``InputError`` where that graph would have to be captured before it is known what is kept.
+    ``InputError`` if that graph would have to be captured before the kept parameters are known.
     """
     if direction != "joint" or keep.mode == NONE:
         return keep, None
@@ -76,7 +76,7 @@ def _fits(entry: str, names: Sequence[str]) -> list[str]:
 def keep_request(
     stated: str | PathLike[str] | Iterable[str] | None, label: str = "--keep"
 ) -> KeepRequest:
-    """Return what is stated: ``none``, ``all``, ``auto``, the path of a file, or in Python a
+    """Return the stated request: ``none``, ``all``, ``auto``, the path of a file, or in Python a
     sequence of names; ``None`` is ``none``.
     """
     if stated is None:
@@ -93,7 +93,7 @@ def keep_request(
 
 
 def plan_for(plan: Plan, request: KeepRequest) -> Plan:
-    """Return ``plan`` for a solve that keeps what ``request`` says."""
+    """Return ``plan`` for a solve that keeps the parameters of ``request``."""
     return replace(plan, chooses_kept=request.mode == AUTO)
 
 

@@ -132,7 +132,7 @@ class Step:
         return sum(p.beside_bytes for p in self.parameters if p.name in kept)
 
     def under(self, kept: Choice) -> Graphs:
-        """Return the graphs with the parameters ``kept``, priced anew."""
+        """Return the graphs with the parameters ``kept``, priced again."""
         if not kept:
             return self.graphs
         if kept not in self.made:
@@ -200,7 +200,7 @@ def parameters_of(graphs: Graphs, backward: Problem | None = None) -> tuple[Para
 
 
 def with_kept(graphs: Graphs, kept: Choice) -> Graphs:
-    """Return ``graphs`` with the parameters ``kept``, priced anew as they were, with the same
+    """Return ``graphs`` with the parameters ``kept``, priced again in the same way, with the same
     contention.
     """
     if not kept:

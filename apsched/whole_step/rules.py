@@ -1,6 +1,4 @@
-"""What the rules of a plan say about parameters: kept from forward to backward, or gathered
-again.
-"""
+"""Rules of a plan about parameters: kept from forward to backward, or gathered again."""
 
 import re
 from collections.abc import Sequence

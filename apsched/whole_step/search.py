@@ -1,5 +1,5 @@
-"""Choose what is kept: solve forward and backward under one memory cap for the choices that people
-make, then along the order in which keeping pays.
+"""Choose the kept parameters: solve forward and backward under one memory cap for common choices,
+then along the order in which keeping pays.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ _ROUNDS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAnswer:
-    """What is kept, and what the step takes."""
+    """The kept parameters, and the figures of the step."""
 
     best: SolvedChoice
     bound: TimeBound
@@ -41,7 +41,7 @@ class StepAnswer:
     baselines: dict[str, SolvedChoice]
     """The choices that people make, by name, as far as they may fit."""
     tried: tuple[SolvedChoice, ...]
-    """All that were solved, in order."""
+    """All solved choices, in order."""
     num_parameters: int
     """Gathered in both graphs: kept or gathered again."""
     cap_bytes: int | None
@@ -69,8 +69,8 @@ class StepAnswer:
 
 
 def solve_choice(step: Step, request: KeepRequest, label: str = "--keep") -> StepAnswer:
-    """Return the answer for what is asked: the choice found, or the one stated with the bound of
-    its own graphs.
+    """Return the answer to the request: the choice found, or the stated one with the bound of its
+    own graphs.
     """
     if request.mode == AUTO:
         return solve_step(step)
@@ -92,9 +92,9 @@ def solve_choice(step: Step, request: KeepRequest, label: str = "--keep") -> Ste
 def solve_step(step: Step) -> StepAnswer:
     """Return the fastest choice found, never slower than one that people make and that fits.
 
-    Where none fits, ``best`` is that with all gathered again, without a schedule. Of choices whose
+    If none fits, ``best`` is that with all gathered again, without a schedule. Of choices whose
     step times differ by less than the time slack the one with the lowest peak is taken, as long as
-    no choice that people make becomes faster.
+    no common choice becomes faster.
     """
     prices = _least_prices(step)
     answer = search_choices(step, _bounds(step, prices))
@@ -132,7 +132,7 @@ def search_choices(step: Step, bounds: Sequence[StepBound]) -> StepAnswer:
 
 
 class _Search:
-    """Choices that are worth solving: bounds say which may fit, and which may be faster."""
+    """Choices that are worth solving: bounds tell which may fit, and which may be faster."""
 
     def __init__(self, step: Step, bounds: Sequence[StepBound]) -> None:
         self._step, self._bounds = step, bounds

@@ -1,4 +1,4 @@
-"""The graphs of a source solved as asked: each alone, or forward and backward as one step."""
+"""The graphs of a source solved by request: each alone, or forward and backward as one step."""
 
 from collections.abc import Sequence
 
@@ -15,8 +15,8 @@ from apsched.whole_step.search import StepAnswer, solve_choice
 def solve_graphs(
     graphs: Sequence[LoadedGraph], request: SolveRequest, keep: KeepRequest, progress: Progress
 ) -> tuple[tuple[LoadedGraph, ...], list[Result], StepAnswer | None]:
-    """Return graphs, answers and the answer for the step; where nothing is asked to be kept each
-    graph is solved alone, and there is none.
+    """Return graphs, answers and the answer for the step; without a request for kept parameters
+    each graph is solved alone, and there is none.
 
     ``graphs`` are under the plan of ``request`` already.
     """
@@ -27,7 +27,7 @@ def solve_graphs(
 
 
 def graphs_with(graphs: Sequence[LoadedGraph], keep: KeepRequest) -> tuple[LoadedGraph, ...]:
-    """Return ``graphs`` with what is asked for kept; ``auto`` asks for nothing here."""
+    """Return ``graphs`` with the requested parameters kept; ``auto`` keeps none here."""
     if keep.mode == NONE:
         return tuple(graphs)
     pair = pair_of(graphs)

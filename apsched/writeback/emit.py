@@ -16,7 +16,7 @@ _FROM_FIRST = ("nn_module_stack", "fwd_nn_module_stack", "custom", "stack_trace"
 _WHERE_ALL_AGREE = ("autograd_backward", "recompute", "ac_graph_id", "partitioner_tag", "seq_nr")
 
 Source = Callable[[Member], Node]
-"""Which node of a member a new node comes from: its start or its wait."""
+"""The origin of a new node in a member: its start or its wait."""
 
 
 class Emitter:

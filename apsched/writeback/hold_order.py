@@ -46,7 +46,7 @@ def hold_order(
     gm: GraphModule, *, group_ranks: Mapping[str, tuple[int, ...]] | None = None
 ) -> GraphModule:
     """Return ``gm`` with control dependencies by which full Inductor keeps its order; ``gm`` itself
-    stays as it is.
+    stays unchanged.
 
     For what compiles graphs as AOTAutograd hands them out
     (``torch._inductor.compile_fx.compile_fx_inner``). Who runs a graph node by node has its order
@@ -133,8 +133,8 @@ def _places(analysis: Analysis) -> list[int]:
 def _control_dependencies(
     analysis: Analysis, places: Sequence[int]
 ) -> Iterator[tuple[Node, list[Node]]]:
-    """Yield what must be held, in the order of ``places``, and what it must come behind that the
-    data do not say.
+    """Yield the nodes to hold, in the order of ``places``, with the nodes before them that the data
+    do not imply.
     """
     nodes, kinds = analysis.nodes, analysis.kinds
     producers = _producers(analysis)

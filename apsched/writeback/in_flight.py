@@ -30,8 +30,8 @@ _FRESH = (
 
 
 def keep_what_is_sent(gm: GraphModule) -> GraphModule:
-    """Return ``gm`` in a form in which Inductor keeps what is sent until the wait; ``gm`` itself
-    where it does so anyway.
+    """Return ``gm`` in a form in which Inductor keeps the payload until the wait; ``gm`` itself if
+    it does so anyway.
 
     A collective into a new buffer of its own becomes the functional one, which makes that buffer.
     Gathers whose input is a part of ``out``, as in buckets, need nothing: the wait keeps ``out``.

@@ -1,4 +1,4 @@
-"""What write-back needs to know about a member of a bucket, read from its nodes and checked."""
+"""Facts about a member of a bucket for write-back, read from its nodes and checked."""
 
 import math
 from collections.abc import Mapping, Sequence

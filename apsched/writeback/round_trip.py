@@ -1,5 +1,5 @@
-"""What was promised is what runs: export the rewritten graph again, simulate it, and compare with
-the claim.
+"""Check that the rewritten graph matches the claimed schedule: export it again, simulate it, and
+compare.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ class RoundTrip:
     exact: bool
     """They are those that were claimed, to the tick and to the byte."""
     difference: str
-    """What differs, in one sentence; empty where nothing does."""
+    """The difference, in one sentence; empty if there is none."""
 
 
 def round_trip(

@@ -35,8 +35,8 @@ def write_back(
     *,
     process_rank_of: Callable[[str], int] = process_rank_in_group,
 ) -> GraphModule:
-    """Return ``gm`` in the order of ``schedule`` and with its buckets; ``gm`` itself stays as it
-    is.
+    """Return ``gm`` in the order of ``schedule`` and with its buckets; ``gm`` itself stays
+    unchanged.
 
     Node i of ``problem`` is the i-th node of ``gm.graph``. ``process_rank_of`` maps a group's name
     to this process rank's rank in it (by default that of the running process group): an all-gather

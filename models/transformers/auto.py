@@ -145,7 +145,7 @@ def _model_class(path: Path, config: Any, fields: Mapping[str, Any]) -> Any:
 
 
 def accepted(path: Path, make: Callable[[], Any]) -> Any:
-    """Return what Transformers makes of a configuration; what it refuses is an InputError."""
+    """Return the configuration that Transformers makes; InputError if it refuses it."""
     try:
         return make()
     except Exception as error:
@@ -193,7 +193,7 @@ def _made_fake(module: Any, mode: FakeTensorMode) -> None:
 
 
 def _say_type(model: nn.Module, dtype: torch.dtype) -> None:
-    """Have the model and its parts say that they compute in ``dtype``, whatever shards are."""
+    """Set the compute dtype of the model and its parts to ``dtype``, for shards of any dtype."""
     base: Any = import_module("transformers").PreTrainedModel
     for child in model.modules():
         if isinstance(child, base):

@@ -57,7 +57,7 @@ configurations, and the output by rows.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
-    """What is known of one ``model_type``."""
+    """The known facts of one ``model_type``."""
 
     config: str
     model: str

@@ -1,4 +1,4 @@
-"""What compiled code knows of collectives and prices, and the figures of buckets of any members."""
+"""Collectives and prices for compiled code, and the figures of buckets of any members."""
 
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ class Tables(NamedTuple):
     input_bytes: Ints
     output_bytes: Ints
     copied_bytes: Ints
-    """What it adds to the bytes of a copy-in."""
+    """Bytes that it adds to a copy-in."""
     coalesces: Bools
     member_ticks: Ints
     launch_ticks: Ints
@@ -50,12 +50,12 @@ class Tables(NamedTuple):
     launch_last: Ints
     wait_first: Ints
     wait_last: Ints
-    """Where the user's plan lets a launch, and a wait, stand."""
+    """Slots in which the user's plan allows a launch, and a wait."""
     plan_groups: PlanGroups
     by_need: Ints
     """Collectives by need slot."""
     depth: Ints
-    """How many collectives must be waited for, one after the other, before its launch."""
+    """Number of collectives that must be waited for, one after the other, before its launch."""
     after_begin: Ints
     after_list: Ints
     key_launch: Ints
@@ -142,7 +142,7 @@ def _chain_depths(arrays: ProblemArrays, leader: Ints) -> list[int]:
 
 @compiled
 def num_at_most(ascending: Ints, limit: float) -> int:
-    """Return how many of the sorted values are at most ``limit``: ``np.searchsorted`` from the
+    """Return the number of sorted values that are at most ``limit``: ``np.searchsorted`` from the
     right, which takes numba a second to compile.
     """
     low, high = 0, len(ascending)

@@ -11,7 +11,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class ContentionArrays(NamedTuple):
-    """How streams slow each other. CSR pairs end in ``_begin`` and ``_list``."""
+    """Contention of streams. CSR pairs end in ``_begin`` and ``_list``."""
 
     num_links: int
     link_begin: Ints

@@ -79,7 +79,7 @@ def _alone(c: Collective) -> Collective:
 
 
 def _with_order(problem: Problem, max_move: int | None) -> tuple[tuple[int, ...], ...]:
-    """Return what comes before each node: also the compute nodes that were captured more than twice
+    """Return the nodes before each node: also the compute nodes that were captured more than twice
     ``max_move`` before it, since none may be that far from its place.
     """
     if max_move is None:

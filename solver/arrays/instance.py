@@ -1,4 +1,4 @@
-"""What the solver works on: a problem, its arrays, and the caps."""
+"""The input of the solver: a problem, its arrays, and the caps."""
 
 from dataclasses import dataclass, field, replace
 

@@ -109,9 +109,7 @@ def event_compute(arrays: ProblemArrays) -> Ints:
 
 
 def _symbols(arrays: ProblemArrays, events: Ints) -> Ints:
-    """Return for each compute node a number that says what it looks like; equal looks, equal
-    numbers.
-    """
+    """Return for each compute node the number of its symbol; equal symbols, equal numbers."""
     num_compute = len(arrays.compute_ticks)
     slot, at = arrays.base_slot_bytes, arrays.base_compute_bytes
     looks: list[list[tuple[object, ...]]] = [
@@ -133,8 +131,8 @@ def _symbols(arrays: ProblemArrays, events: Ints) -> Ints:
 
 
 def _look(arrays: ProblemArrays, c: int, event: int) -> tuple[object, ...]:
-    """Return what makes ``c`` alike another: its key and sizes, and how far from ``event`` it is
-    ready, needed, written and last used.
+    """Return the symbol of ``c``: its key and sizes, and the distances from ``event`` at which it
+    is ready, needed, written and last used.
     """
     num_compute = len(arrays.compute_ticks)
     given, result = int(arrays.input_storage[c]), int(arrays.output_storage[c])
@@ -204,7 +202,7 @@ def _longest_run(alike: Bools, before: Ints, length: int) -> tuple[int, int]:
 
 
 def _several_as_one(ticks: Ints, length: int, count: int) -> int:
-    """Return how many layers make one repeat: several where only together they take equally long
+    """Return the number of layers in one repeat: several if only together they take equally long
     (attention of two kinds in turn).
     """
     total = max(int(ticks.sum()), 1)

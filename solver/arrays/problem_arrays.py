@@ -44,7 +44,7 @@ class ProblemArrays:
     """Arrays over compute nodes (m of them), collectives, attached nodes and storages. CSR pairs
     end in ``_begin`` and ``_list``.
 
-    No slots: what follows from the fields is computed once, and anew by ``dataclasses.replace``.
+    No slots: derived values are computed once, and again by ``dataclasses.replace``.
     """
 
     compute_ticks: Ints
@@ -116,8 +116,8 @@ class ProblemArrays:
     closed: Bools
     """(C,) no other collective joins its group."""
     launch_last: Ints
-    """(C,) last slot where the plan lets its launch stand; m where it says nothing. The first is
-    part of ``ready_slot``.
+    """(C,) last slot where the plan allows its launch; m without a rule. The first is part of
+    ``ready_slot``.
     """
     wait_first: Ints
     """(C,) first slot where the plan lets its wait stand."""
@@ -126,7 +126,7 @@ class ProblemArrays:
     kept_bytes: int
     num_streams: int
     shares: ContentionArrays | None
-    """How streams slow each other; ``None``: not at all."""
+    """Contention of streams; ``None``: none."""
 
     @cached_property
     def time_before(self) -> Ints:

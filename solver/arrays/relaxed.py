@@ -34,8 +34,8 @@ def without_places(arrays: ProblemArrays) -> ProblemArrays:
 
 
 def without_copies(instance: Instance) -> Instance:
-    """Return the problem as bounds see it: with copies for nothing, where some bucket may be
-    coalesced, else as it is.
+    """Return the problem for bounds: with free copies if some bucket may be coalesced, else
+    unchanged.
 
     Take any schedule, and make each of its coalesced buckets a flat one with its copy-in right
     before the start and its copy-outs right behind the wait. Here that costs nothing, the transfer

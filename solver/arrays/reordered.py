@@ -34,9 +34,7 @@ def may_move(problem: Problem, caps: Caps) -> bool:
 
 
 class Precedence(NamedTuple):
-    """What comes before what, over blocks (K), collectives (C) and compute nodes as captured (m).
-    CSR pairs.
-    """
+    """Precedences over blocks (K), collectives (C) and compute nodes as captured (m). CSR pairs."""
 
     first: Ints
     """(K+1,) first compute node of each block, as captured."""
@@ -75,7 +73,7 @@ class Precedence(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """Which compute nodes touch storages; m stands for the output."""
+    """Compute nodes that touch storages; m stands for the output."""
 
     begin: Ints
     nodes: Ints
@@ -86,7 +84,7 @@ class Touched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """Where a storage is alive for sure."""
+    """The certain lifetime of a storage."""
 
     nodes: tuple[int, ...]
     """Compute nodes, as captured, that touch it."""
@@ -372,8 +370,8 @@ def _turned(rows: list[set[int]], num_columns: int) -> list[set[int]]:
 
 
 def _block_begins(problem: Problem, through_collectives: list[set[int]]) -> Ints:
-    """Return where blocks begin, and the number of compute nodes; no block has a node that needs a
-    collective of another (the sets).
+    """Return the begins of blocks, and the number of compute nodes; no block has a node that needs
+    a collective of another (the sets).
     """
     kernels = problem.kernels or (-1,) * problem.num_nodes
     kernel_of = [kernels[node] for node in problem.compute_order]

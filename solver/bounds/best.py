@@ -1,5 +1,5 @@
-"""Which bounds on step time there are, and the best of them. To add a bound, add it to one of the
-two tuples.
+"""The bounds on step time, and the best of them. To add a bound, add it to one of the two
+tuples.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,9 +26,7 @@ _BUSY = 0.8
 looked at.
 """
 _AS_GOOD = 5e-4
-"""Of several bounds that differ by less than this share, the first says what the best of them rests
-on.
-"""
+"""Of several bounds that differ by less than this share, the first names the argument."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

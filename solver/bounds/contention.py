@@ -135,7 +135,7 @@ def _without_latency(price: PriceCurve) -> PriceCurve:
 
 
 def _all_work(shares: ContentionArrays, work: int, busy: int) -> TimeBound:
-    """Return what all ``work`` of the compute stream takes where something is transferred for
+    """Return the least time of all ``work`` of the compute stream if something is transferred for
     ``busy`` ticks: (C2).
     """
     slow = (shares.full_speed - shares.slow_speed) * busy // shares.full_speed
@@ -157,8 +157,8 @@ def _beside_work(
     users: list[int],
     work: int,
 ) -> TimeBound:
-    """Return what the bytes of the streams ``users``, which are one or share a link, take where
-    ``work`` slows them: (C4).
+    """Return the least time of the bytes of the streams ``users``, which are one or share a link,
+    if ``work`` slows them: (C4).
     """
     as_one = _as_one_stream(instance, users)
     load = transfer_bound(as_one, np.nonzero(as_one.arrays.stream == 0)[0])

@@ -19,8 +19,8 @@ bucket):
           in (R1);  reductions of the stream ready before: alone: min(launch, T), shared:
           min(copy-in, slope * bytes), since each is launched before slot k or transferred after it
 
-The bound is the Lagrangian of the weights that the LP finds, evaluated anew, so that it holds
-whatever the LP's tolerances.
+The bound is the Lagrangian of the weights that the LP finds, evaluated again, so that it holds for
+any tolerance of the LP.
 """
 
 from dataclasses import dataclass, replace
@@ -36,14 +36,14 @@ from apsched.solver.bounds.step_time import TimeBound, least_rate, least_slope
 
 Floats = npt.NDArray[np.float64]
 
-"""What such a bound rests on."""
+"""The argument of such a bound."""
 _MOST_ROWS = 24
 """Gaps tried for each of (R3) and (R4) on each stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What each collective costs alone and in a bucket; own work is its prologue (in a bucket
+    """The cost of each collective alone and in a bucket; own work is its prologue (in a bucket
     without its cast) and epilogue.
     """
 
@@ -106,7 +106,7 @@ def decidable(arrays: ProblemArrays, rows: list[Row]) -> list[Row]:
 
 
 def costs_of(instance: Instance) -> Costs:
-    """Return what each collective costs alone and in a bucket; in a closed group of the plan, its
+    """Return the cost of each collective alone and in a bucket; in a closed group of the plan, its
     share of that bucket.
     """
     return _in_closed_groups(instance, _costs(instance))

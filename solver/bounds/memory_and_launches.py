@@ -40,7 +40,7 @@ from apsched.solver.bounds.tighten import holds_input, holds_output, tighten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaterBounds:
-    """What no schedule with a step time of at most ``limit_ticks`` is below."""
+    """Lower limits of every schedule with a step time of at most ``limit_ticks``."""
 
     limit_ticks: int
     peak_bytes: int

@@ -1,4 +1,4 @@
-"""What a memory cap forces, whatever the schedule: earlier waits and later launches, for the bounds
+"""Consequences of a memory cap for every schedule: earlier waits and later launches, for the bounds
 to use.
 
 At compute node q some bytes are alive in every schedule. A reduce-scatter whose input does not fit

@@ -82,7 +82,7 @@ def graph_bound(problem: Problem, caps: Caps) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBound:
-    """What bounds need to know of a step; made by :meth:`of`."""
+    """Facts about a step for bounds; made by :meth:`of`."""
 
     forward_ticks: int
     """B(f)."""

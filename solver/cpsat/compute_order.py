@@ -1,5 +1,4 @@
-"""What the CP-SAT model knows of the compute order: in its order as captured, or in an order that
-the model decides.
+"""The compute order in the CP-SAT model: as captured, or one that the model decides.
 
 One description for both. As captured, one compute node stands for all before it: the last that a
 launch depends on, the first that needs a result. Where the order is free all of them count, and

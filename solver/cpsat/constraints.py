@@ -426,8 +426,8 @@ def prefetch(v: Variables) -> None:
 
 
 def boundary(v: Variables) -> None:
-    """(18) Boundary of a window: what the rest of the program says, in ticks from the beginning of
-    the window.
+    """(18) Boundary of a window: the effect of the rest of the program, in ticks from the beginning
+    of the window.
 
     tb[h] >= what its stream still carries;  s[k] >= the end of an earlier transfer that k waits
     for; Z >= s[m], e[i] + what follows on the compute stream;  Z >= te[h] + what follows on its

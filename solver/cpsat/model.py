@@ -31,14 +31,14 @@ from apsched.units import ALLOCATION_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exact:
-    """What CP-SAT found on a whole problem."""
+    """The result of CP-SAT on a whole problem."""
 
     program: Program | None
     """None where none was found (infeasible, or out of work)."""
     order: Ints
     """Compute nodes as captured, in the order that ``program`` has them in."""
     bound: int
-    """Of the objective asked for."""
+    """Of the stated objective."""
     optimal: bool
     infeasible: bool
     deterministic_work: float
@@ -140,8 +140,8 @@ class ExactModel:
 
 
 def _solved(solver: cp_model.CpSolver, model: cp_model.CpModel) -> cp_model.CpSolverStatus:
-    """Solve ``model`` and return the status; an interrupt (Ctrl-C) stops the solver and goes on to
-    the caller.
+    """Solve ``model`` and return the status; an interrupt (Ctrl-C) stops the solver and is raised
+    again.
 
     CP-SAT by itself takes the interrupt and returns what it has: a worse answer without a word.
     Signals reach only the main thread, which must not be in CP-SAT for that; another thread, which

@@ -42,12 +42,10 @@ class UnitVariables:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundary:
-    """What a window of a larger program sees of the rest; empty where the whole problem is
-    modelled.
-    """
+    """The rest of a larger program, as a window sees it; empty if the whole problem is modelled."""
 
     stream_free_ticks: dict[int, int] = field(default_factory=dict)
-    """Stream -> when what was launched before the window ends."""
+    """Stream -> end of the transfers that were launched before the window."""
     release_ticks: dict[int, int] = field(default_factory=dict)
     """Compute node -> when a transfer from before the window ends that it waits for."""
     after_compute_ticks: int = 0
@@ -235,7 +233,7 @@ def create_variables(
 
 
 def _units_of(v: Variables, c: int) -> list[tuple[StepKind, cp_model.BoolVarT]]:
-    """Return the units that exist because of ``c``, with the literal that says whether they do."""
+    """Return the units that exist because of ``c``, with their presence literals."""
     units: list[tuple[StepKind, cp_model.BoolVarT]] = [
         (StepKind.START, v.joins[c, c]),
         (StepKind.WAIT, v.joins[c, c]),

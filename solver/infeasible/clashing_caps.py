@@ -1,5 +1,5 @@
-"""Which caps clash, and how far each has to give way alone: decided by construction, by bounds,
-and, where small, by the whole model.
+"""The caps that clash, and the least value of each alone: decided by construction, by bounds, and,
+on small problems, by the whole model.
 """
 
 from dataclasses import replace
@@ -217,7 +217,7 @@ def _bisect(oracle: FeasibilityOracle, caps: Caps, name: str, bound: int) -> tup
 
 
 def _used(problem: Problem, name: str, scored: Scored) -> int:
-    """Return what a schedule uses of what cap ``name`` limits."""
+    """Return the use by a schedule of the resource that cap ``name`` limits."""
     uses: Chosen = chosen(problem, scored.schedule, simulate(problem, scored.schedule))
     return {
         "in_flight_cap_bytes": uses.in_flight_bytes,

@@ -1,4 +1,4 @@
-"""Where the user's plan alone already breaks a cap: which rule, and the least cap that fits."""
+"""Caps that the user's plan alone breaks: the rule, and the least cap that fits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ class PlanClash:
     cap: str
     """A field of :class:`apsched.config.Caps`."""
     least: int
-    """What the plan needs of it."""
+    """The use of the resource by the plan."""
     nodes: tuple[str, ...]
     message: str
 
 
 def plan_clashes(problem: Problem, caps: Caps) -> tuple[PlanClash, ...]:
-    """Return for each cap the worst of what the plan asks beyond it."""
+    """Return for each cap the worst excess of the plan."""
     worst: dict[str, PlanClash] = {}
     for clash in (*_groups(problem, caps), *_prefetch(problem, caps)):
         if clash.cap not in worst or clash.least > worst[clash.cap].least:
@@ -87,9 +87,7 @@ def _prefetch(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
 
 
 def _mates(problem: Problem, c: int) -> Iterator[int]:
-    """Yield the collectives that may share the launch of ``c``, itself included, as far as the plan
-    says.
-    """
+    """Yield the collectives that may share the launch of ``c`` under the plan, itself included."""
     one = problem.collectives[c]
     for d, other in enumerate(problem.collectives):
         one_group = (

@@ -1,5 +1,5 @@
-"""Why nothing fits: the caps that clash, the nodes where, what is alive there, and the least
-value of each cap that fits.
+"""The reasons why nothing fits: the caps that clash, the nodes where, the live tensors there, and
+the least value of each cap that fits.
 """
 
 from apsched.config import Caps, SolveOptions
@@ -20,7 +20,7 @@ from apsched.solver.search.just_in_time import just_in_time, without_caps_on_lau
 _NODES_NAMED = 5
 _PLACES = 3
 _LARGEST = 4
-"""Entries of what is alive at a place, before the rest."""
+"""Entries of live tensors at a place, before the rest."""
 _WORDS = {
     "memory_cap_bytes": "memory cap",
     "in_flight_cap_bytes": "in-flight cap",
@@ -89,9 +89,7 @@ def _clash_text(caps: Caps, clash: Clash, relaxed: tuple[Relaxation, ...], prove
 
 
 def _without_plan(problem: Problem, caps: Caps) -> list[str]:
-    """Return what the cap on memory would have to be without the user's plan, where that is
-    enough.
-    """
+    """Return the cap on memory that fits without the user's plan, if relaxing it is enough."""
     free = without_plan(problem)
     if free is problem or caps.memory_cap_bytes is None:
         return []
@@ -135,7 +133,7 @@ def _full_places(instance: Instance) -> tuple[FullPlace, ...]:
 
 
 def _alive(problem: Problem, schedule: Schedule, k: int) -> tuple[tuple[str, int, int], ...]:
-    """Return what is alive at step ``k``: like tensors of all layers together, the largest
+    """Return the live tensors at step ``k``: like tensors of all layers together, the largest
     first.
     """
     total: dict[str, tuple[int, int]] = {}

@@ -93,7 +93,7 @@ def _kept(problem: Problem, caps: Caps, in_a_row: SolveResult) -> Scored:
 
 
 def _looked_at(problem: Problem, caps: Caps, options: SolveOptions) -> list[_Found]:
-    """Return what a glance at each merge finds within the caps."""
+    """Return the result of a short solve of each merge within the caps."""
     glance = replace(options, budget=options.budget * _SHARE_OF_A_GLANCE)
     found = [f for merge in _MERGES for f in _solved(problem, caps, glance, merge)]
     longest = max(map(len, units_of(problem, stretches=False)))

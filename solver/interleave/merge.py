@@ -23,7 +23,7 @@ from apsched.problem.problem import Problem
 
 
 class Rule(StrEnum):
-    """What decides between chains that could run now, by the clock."""
+    """The rule that chooses between chains that could run now, by the clock."""
 
     NEXT_LAUNCH = "next launch"
     """The one with the least compute up to its next launch on the path."""

@@ -34,8 +34,7 @@ class Answer:
     status: str
     """``optimal``, ``feasible``, ``infeasible`` or ``unknown``."""
     bound: float
-    """No solution has a lower objective, as far as the solver's tolerances go; -inf where it said
-    nothing.
+    """No solution has a lower objective, within the solver's tolerances; -inf if it reported none.
     """
 
 

@@ -1,5 +1,5 @@
-"""What the MILP orders: the events of each collective, what must precede what, and the buckets that
-the caps allow.
+"""The events that the MILP orders: those of each collective, their precedences, and the buckets
+that the caps allow.
 
 Each collective has four events, in its bucket or alone: *take* (its input is read: prologues and
 copy-in), *start*, *wait* and *give* (its result is there: copy-out and epilogue). Members of a
@@ -198,7 +198,7 @@ class _Draft:
         self._precede_as_planned()
 
     def _precede_as_planned(self) -> None:
-        """Launches and waits stand between the compute nodes that the user's plan says."""
+        """Launches and waits stand between the compute nodes of the user's plan."""
         num_compute = len(self.problem.compute_order)
         for c, collective in enumerate(self.problem.collectives):
             restriction = collective.restriction

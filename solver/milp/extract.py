@@ -54,7 +54,7 @@ class _Extraction(Emitter):
         )
 
     def _payload(self, members: tuple[int, ...]) -> tuple[int, ...]:
-        """Return members in the payload order that the user's plan asks for."""
+        """Return members in the payload order of the user's plan."""
         return tuple(
             sorted(members, key=lambda c: (self.problem.collectives[c].restriction.payload, c))
         )

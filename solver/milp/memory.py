@@ -145,7 +145,9 @@ def _birth(events: Events, storage: Storage) -> tuple[Spot, ...]:
 
 
 def _taken(events: Events, node: int) -> tuple[Spot, ...]:
-    """Return where ``node`` takes its inputs: of a start the copy-in, of a view where it runs."""
+    """Return the place where ``node`` takes its inputs: of a start the copy-in, of a view its own
+    place.
+    """
     problem = events.problem
     c = problem.collective_of_node.get(node)
     if c is not None and problem.collectives[c].start == node:

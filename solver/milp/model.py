@@ -86,7 +86,7 @@ _MOST_REFUSALS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MilpResult:
-    """What the MILP found."""
+    """The result of the MILP."""
 
     status: str
     """``optimal`` (all three objectives proven), ``feasible``, ``infeasible`` or ``unknown`` (out
@@ -140,7 +140,7 @@ class _Milp:
         self._build(self._horizon())
 
     def _horizon(self) -> int:
-        """Return the longest step time asked for: less than the known schedule's, no more than that
+        """Return the longest allowed step time: less than the known schedule's, no more than that
         of the order as captured.
         """
         captured = as_captured(self.problem.num_nodes)
@@ -202,7 +202,7 @@ class _Milp:
         return status in ("optimal", "infeasible")
 
     def _peak(self) -> pulp.LpVariable:
-        """Return the peak; its rows join the model when it is first asked for."""
+        """Return the peak; its rows join the model on first use."""
         if self.peak is None:
             self.peak = add_memory(self.order, self.byte_scale, self.whole_bytes)
         return self.peak

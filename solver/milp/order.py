@@ -85,7 +85,7 @@ def _membership(order: Order) -> None:
 
 
 def _ties(order: Order) -> dict[tuple[int, int], Linear]:
-    """Return for each pair of events that may be one the expression that says so."""
+    """Return for each pair of events that may be one the expression of that."""
     events = order.events
     ties: dict[tuple[int, int], Linear] = {}
     for (c, d), together in order.together.items():

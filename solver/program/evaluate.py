@@ -40,7 +40,7 @@ def evaluate(arrays: ProblemArrays, program: Program) -> Figures:
 
 
 def trace(arrays: ProblemArrays, program: Program) -> Trace:
-    """Return where everything stands in ``program``."""
+    """Return the position, time and memory of every operation in ``program``."""
     walked, lived = _figure(arrays, program)
     return Trace(
         first_position=walked.first_position,

@@ -1,4 +1,4 @@
-"""What a program is, and the records of its exact figures: the solver's own form of a schedule.
+"""Programs, and the records of their exact figures: the solver's own form of a schedule.
 
 A program is a list of (operation, argument): NODE k, LAUNCH b, WAIT b, COPY_OUT c; COPY_IN b and
 START b are the two halves of a LAUNCH of several members (prologues and copy-in; start).
@@ -28,7 +28,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a program costs."""
+    """The cost of a program."""
 
     step_time_ticks: int
     peak_memory_bytes: int
@@ -38,9 +38,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Where everything stands in a program, position by position (position 0: the inputs; the last:
-    the output).
-    """
+    """Positions of all operations in a program (position 0: the inputs; the last: the output)."""
 
     first_position: Ints
     """(operations,) of each operation; it reaches to the position before the next operation's."""
@@ -110,7 +108,7 @@ class Buckets(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """When and where everything of a program stands, as its clock says."""
+    """Times and places of all operations of a program, from its clock."""
 
     step_time: int
     peak_in_flight: int

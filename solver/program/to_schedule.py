@@ -103,7 +103,7 @@ class _Expansion(Emitter):
         return Schedule(buckets=buckets, steps=tuple(self.steps))
 
     def _payload(self, b: int) -> Members:
-        """Return the members of a bucket in payload order: as the plan asks, else as they are."""
+        """Return the members of a bucket in payload order: that of the plan, else the given one."""
         return tuple(
             sorted(self.members[b], key=lambda c: self.problem.collectives[c].restriction.payload)
         )

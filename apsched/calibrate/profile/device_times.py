@@ -12,7 +12,7 @@ from apsched.calibrate.profile.trace import Trace, Work, ancestors
 
 @dataclass(slots=True)
 class DeviceTimes:
-    """What one step took on the device."""
+    """Times of one step on the device."""
 
     compute_us: dict[int, float]
     """Of each pair of the match: its kernels, not those of NCCL."""

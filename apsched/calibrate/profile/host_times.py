@@ -23,7 +23,7 @@ from apsched.kinds import NodeKind
 
 @dataclass(slots=True)
 class StepTimes:
-    """What the nodes of one step took, by place in the list of pairs."""
+    """Times of the nodes of one step, by place in the list of pairs."""
 
     compute_us: dict[int, float] = field(default_factory=dict)
     """Of compute and start nodes."""
@@ -100,7 +100,9 @@ def _wait(
     now_us: float,
     free_us: dict[str, float],
 ) -> float:
-    """Note what the transfer of ``start`` took, and return when the host goes on."""
+    """Record the time of the transfer of ``start``, and return the time at which the host
+    continues.
+    """
     collective = pair.place.record.collective
     assert collective is not None
     begin_us = max(start.begin_us, free_us.get(collective.group, 0.0))

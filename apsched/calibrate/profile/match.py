@@ -24,7 +24,7 @@ class Place:
     """Index of its graph: forward before backward."""
     record: NodeRecord
     traced: str
-    """What a profiler sees of its operation."""
+    """The profiler's view of its operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Matched:
 
 
 def places_of(dags: Sequence[nx.DiGraph]) -> tuple[Place, ...]:
-    """Return the nodes that a profiler can see, in order; ``InputError`` where the graphs are too
-    old to say what their nodes compute.
+    """Return the nodes that a profiler can see, in order; ``InputError`` if the graphs are too old
+    to have the operations of their nodes.
     """
     records = [
         (k, dag.nodes[rank]["record"])
@@ -84,7 +84,7 @@ def view_operators(dags: Sequence[nx.DiGraph]) -> frozenset[str]:
 def match_step(
     places: Sequence[Place], views: frozenset[str], trace: Trace, step: tuple[float, float]
 ) -> Matched:
-    """Return what of the graphs ran in one step of the trace."""
+    """Return the part of the graphs that ran in one step of the trace."""
     known = {place.traced for place in places}
     within = trace.ops_within(*step)
     candidates: list[int] = []

@@ -1,5 +1,5 @@
-"""Collectives in a trace: what NCCL's kernels say about themselves, and which operator a transfer
-of gloo belongs to. No torch here.
+"""Collectives in a trace: the metadata of NCCL's kernels, and the operator of each gloo transfer.
+No torch here.
 
 Kineto copies the arguments of ``record_param_comms`` to the kernels that it launched; older
 versions leave them with the operator (torch/csrc/profiler/util.cpp, saveNcclMeta; names of
@@ -51,15 +51,13 @@ _ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What one kernel of NCCL transferred."""
+    """The transfer of one NCCL kernel."""
 
     kind: CollectiveKind
     size_bytes: int
     """Counted once."""
     ranks: tuple[int, ...]
-    """Process ranks of the group; of a group whose ranks the trace does not say, as many from 0
-    on.
-    """
+    """Process ranks of the group; if the trace has none, as many from 0 on."""
 
 
 def is_nccl(kernel: Work) -> bool:
@@ -68,7 +66,7 @@ def is_nccl(kernel: Work) -> bool:
 
 
 def message_of(kernel: Work, launched_by: HostOp | None) -> Message | None:
-    """Return what an NCCL kernel transferred; ``None`` where the trace does not say, or the kernel
+    """Return the transfer of an NCCL kernel; ``None`` if the trace has no metadata, or the kernel
     needs no price (barriers, point to point).
     """
     args = (
@@ -125,7 +123,7 @@ def _ranks(args: Mapping[str, Any], num_ranks: int) -> tuple[int, ...]:
     """Return ``Process Group Ranks``: a list, or its text, of which the profiler keeps the first
     30; a long one goes on as it begins.
 
-    Where the trace has no ranks, as many from 0 on.
+    If the trace has no ranks, as many from 0 on.
     """
     stated = args.get("Process Group Ranks")
     if isinstance(stated, str):

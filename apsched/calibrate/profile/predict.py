@@ -1,5 +1,5 @@
-"""What measured costs say that the graphs take as captured: to be held against what was measured.
-No torch here.
+"""Times of the graphs as captured at measured costs, for comparison with the measured times. No
+torch here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class Prediction:
 
 
 def predicted(dags: Sequence[nx.DiGraph], costs: MeasuredCosts, cluster: Cluster) -> Prediction:
-    """Return what ``dags`` take at ``costs``, in the order that they have."""
+    """Return the times of ``dags`` at ``costs``, in their captured order."""
     step_us = compute_us = unpriced_us = 0.0
     transfer_us: dict[str, float] = {}
     for dag in dags:

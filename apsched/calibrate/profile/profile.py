@@ -42,7 +42,7 @@ class Unmatched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a profile says."""
+    """The result of reading a profile."""
 
     costs: MeasuredCosts
     num_steps: int
@@ -91,9 +91,8 @@ def profile_costs(
     cluster_name: str,
     sizes: Mapping[str, int] | None = None,
 ) -> Profile:
-    """Return the costs that ``traces``, one a process rank, say about the nodes of ``dags``;
-    ``cluster`` says how ranks lie on nodes, ``sizes`` what the graphs assume of sizes that depend
-    on data.
+    """Return the costs of the nodes of ``dags`` from ``traces``, one a process rank; ``cluster``
+    gives the ranks of a node, ``sizes`` the assumed sizes that depend on data.
 
     Raises ``InputError`` where nothing of the graphs is in a trace, or traces come from different
     devices.

@@ -13,7 +13,7 @@ from apsched.calibrate.profile.trace import HostOp, Trace
 from apsched.costs.compute.operation import operator_of
 
 UNKNOWN = re.compile(r"<(\d+)>")
-"""What stands in an operation for a size that depends on data: its number."""
+"""The placeholder of a size that depends on data in an operation: its number."""
 
 
 @dataclass(frozen=True)

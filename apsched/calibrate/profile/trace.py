@@ -81,7 +81,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What one process rank did, in microseconds of its own clock."""
+    """The work of one process rank, in microseconds of its own clock."""
 
     path: str
     device: str

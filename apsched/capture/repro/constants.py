@@ -89,7 +89,7 @@ def read_attributes(
 
 
 def _assigned(source: ReproSource) -> dict[str, ast.expr]:
-    """Return what ``__init__`` assigns to each attribute of self."""
+    """Return the values that ``__init__`` assigns to each attribute of self."""
     values: dict[str, ast.expr] = {}
     for statement in source.init.body if source.init is not None else []:
         match statement:

@@ -26,7 +26,7 @@ def group_sizes(
     where: Callable[[torch.fx.Node], str],
 ) -> dict[str, int]:
     """Return group name -> number of process ranks, of every group that the file sets up or a node
-    names: as the arguments of a collective say, else as the user does, else as the file.
+    names: from the arguments of a collective, else from the user, else from the file.
 
     Raises
     ------

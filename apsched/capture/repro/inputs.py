@@ -28,7 +28,7 @@ class ReproInput:
     value: Any
     """A fake tensor, an integer, a symbolic integer, a generator, or None."""
     device: str
-    """Where the job had it, as the file says; empty where it is no tensor."""
+    """The device in the job, as in the file; empty if it is no tensor."""
     line: int
     missing: str
     """Why the file has no value for it; empty where it has."""

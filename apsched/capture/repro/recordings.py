@@ -76,7 +76,7 @@ class RecordedGraph:
 
     @property
     def content(self) -> str:
-        """What makes it another graph than others: shapes and operators, no settings."""
+        """Identity of the graph: shapes and operators, no settings."""
         found = _GRAPH.search(self.text)
         return found[0] if found else self.text
 
@@ -87,7 +87,7 @@ class Recordings:
 
     graphs: tuple[RecordedGraph, ...]
     notes: tuple[str, ...]
-    """What was found beside them, and is left out."""
+    """Graphs that were found and left out."""
 
 
 def is_trace_log(path: Path) -> bool:
@@ -221,7 +221,9 @@ def _within_limit(path: Path, files: Iterable[Path]) -> Iterator[RecordedGraph]:
 
 
 def _text_of(file: Path) -> str:
-    """Return the text of ``file``; what is no UTF-8 the reader of graphs refuses by its line."""
+    """Return the text of ``file``; the reader of graphs refuses bytes that are no UTF-8 by their
+    line.
+    """
     try:
         return read_within(file).decode("utf-8-sig", errors="replace")
     except OSError as error:

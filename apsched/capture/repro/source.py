@@ -57,7 +57,7 @@ class ReproSource:
 
 
 def fault(path: str, line: int, message: str) -> InputError:
-    """Return the error for what is wrong at ``line`` of the file ``path``."""
+    """Return the error at ``line`` of the file ``path``."""
     return InputError(f"{path}:{line}: {message}")
 
 

@@ -1,5 +1,5 @@
-"""What the expressions of a repro file mean: constants, types, devices, operators and symbolic
-sizes; nothing is evaluated by Python.
+"""Values of the expressions of a repro file: constants, types, devices, operators and symbolic
+sizes; Python evaluates none of them.
 """
 
 import ast
@@ -66,8 +66,8 @@ _MAX_EXPONENT = 64
 
 
 class UnreadableError(Exception):
-    """An expression that no file of torch's has; the message says what was found. The reader adds
-    file and line.
+    """An expression that no file of torch has; the message has the expression. The reader adds file
+    and line.
     """
 
 
@@ -148,9 +148,7 @@ def _operator_of_torch(name: str) -> Callable[..., Any]:
 
 
 def _lookup(namespace: str, path: list[str]) -> object:
-    """Return what ``path`` leads to inside ``torch.ops.<namespace>``; None where it leads
-    nowhere.
-    """
+    """Return the object at ``path`` inside ``torch.ops.<namespace>``; None if there is none."""
     found: object = getattr(torch.ops, namespace, None)
     for part in path:
         if (
@@ -205,7 +203,7 @@ def sizes_value(expression: ast.expr, symbol: Callable[[str], Any]) -> tuple[Any
 
 def device_value(expression: ast.expr) -> torch.device:
     """Return the device of ``device(type='cuda', index=0)``, ``torch.device('cuda:0')`` or
-    ``'cuda'``, as the file says it.
+    ``'cuda'``, as in the file.
     """
     match expression:
         case ast.Constant(value=str() as text):

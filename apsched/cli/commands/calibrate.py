@@ -1,4 +1,4 @@
-"""``apsched calibrate``: costs from a profile of a job, or from the device at hand, as a file for
+"""``apsched calibrate``: costs from a profile of a job, or measured on this device, as a file for
 ``--costs``.
 """
 
@@ -60,7 +60,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
-    """Write the costs and say how well they tell what they were made of."""
+    """Write the costs, and print how well they predict the profile."""
     path = Path(args.out)
     if path.is_dir() or path.name in ("", ".", ".."):
         raise InputError(f"-o: expected the name of a file such as costs.toml; found {args.out!r}")
@@ -177,7 +177,7 @@ def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
 
 
 def _cluster(args: argparse.Namespace, source: "LoadedSource") -> "Cluster":
-    """Return the cluster that is asked for, else the one that graph files name."""
+    """Return the stated cluster, else that of the graph files."""
     from apsched.costs.clusters.cluster import cluster_of_file, load_cluster
 
     return (

@@ -102,7 +102,7 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
 
 
 def _on_studies(name: str) -> Run:
-    """Return what runs one of the commands on studies that are there."""
+    """Return the function of a command on existing studies."""
 
     def run(args: argparse.Namespace, stdout: TextIO) -> None:
         from apsched.cli.study_files import ACTIONS

@@ -59,13 +59,13 @@ _AGAIN = "compile again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A process group of this graph, as it is talked about."""
+    """A process group of this graph, as messages name it."""
 
     name: str
     """As this process rank calls it."""
     ranks: tuple[int, ...]
     key: str
-    """What it is called in the store: the same on all its process ranks."""
+    """Its key in the store: the same on all its process ranks."""
 
     @property
     def leader(self) -> int:
@@ -196,8 +196,8 @@ class GraphAgreement:
         return not found
 
     def check(self, launches: Mapping[str, Sequence[Launch]], kept: str = "") -> None:
-        """Return where all process ranks will launch the same in every group; ``AgreementError`` on
-        all of them where not.
+        """Return if all process ranks will launch the same in every group; else raise
+        ``AgreementError`` on all of them.
 
         ``kept`` is why this process rank has to run the graph as it was; then all have to.
         """
@@ -247,8 +247,8 @@ class GraphAgreement:
         return str(verdict["wrong"])
 
     def _findings(self, topic: str) -> tuple[str, int]:
-        """Return what is wrong in the groups that this process rank speaks for, and in those below,
-        empty for nothing; and how many process ranks that is about.
+        """Return the errors in the groups that this process rank speaks for, and in those below,
+        empty for none; and the number of process ranks concerned.
         """
         began_s = time.monotonic()
         led = self._spoken_for()
@@ -274,8 +274,8 @@ class GraphAgreement:
     def _collect(
         self, what: str, sources: Sequence[tuple[Group, int]], share: float, began_s: float
     ) -> tuple[dict[tuple[Group, int], dict[str, Any]], tuple[int, ...]]:
-        """Return what each process rank says in each group, until one says that it failed; and
-        those that say nothing.
+        """Return the messages of each process rank in each group, until one reports a failure; and
+        the process ranks without a message.
         """
         messages: dict[tuple[Group, int], dict[str, Any]] = {}
 
@@ -317,7 +317,9 @@ class GraphAgreement:
         return self._differing(group, digests)
 
     def _differing(self, group: Group, digests: Mapping[int, str]) -> str:
-        """Return who would launch something else than most in one group; empty for none."""
+        """Return the process ranks that would launch something else than most in one group; empty
+        for none.
+        """
         counts = list(digests.values())
         usual = max(dict.fromkeys(counts), key=counts.count)
         others = [rank for rank, digest in digests.items() if digest != usual]
@@ -347,7 +349,7 @@ class GraphAgreement:
         share: float = _ORDERS_BY,
         or_else: str | None = None,
     ) -> dict[str, Any]:
-        """Return what ``leader`` says; where it says nothing, raise that, or return it as a
+        """Return the message of ``leader``; if there is none, raise that, or return it as a
         verdict.
         """
         text: bytes | None = None
@@ -396,8 +398,8 @@ class GraphAgreement:
             self._send_once(group, [f"{topic} {self.job.rank}" for topic in _ABOUT], failure)
 
     def _wait_until_received(self) -> None:
-        """On process rank 0, which may hold the store: stay for a moment, so that the others hear
-        what is wrong before it ends.
+        """On process rank 0, which may hold the store: stay for a moment, so that the others
+        receive the error before it ends.
         """
         received = {f"{group.key}/received": len(group.ranks) for group in self.groups}
         for key in received:

@@ -32,13 +32,13 @@ Solve = Callable[..., SolveResult]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Where answers may come from beside the solver."""
+    """Sources of answers other than the solver."""
 
     cache: Cache | None = None
     schedules: tuple[ScheduleFile, ...] = ()
     """Schedules to replay in place of solving; one of them must belong to the graph."""
     start: Schedule | None = None
-    """What the solver starts from: the address of an answer has it, too."""
+    """The start of the solver: part of the address of an answer, too."""
     near: bool = False
     """Start from what the cache has of the same problem under other caps or options, where it has
     nothing better to start from.
@@ -210,8 +210,8 @@ def _at_other_costs(problem: Problem, answer: SolveResult, solver: int) -> Solve
 def _of_other_shards(
     problem: Problem, caps: Caps, schedule: Schedule, answer: SolveResult, solver: int
 ) -> SolveResult:
-    """Return what is known here of a ``schedule`` that process rank ``solver`` found for a graph
-    with shards of other sizes.
+    """Return the facts known here about a ``schedule`` that process rank ``solver`` found for a
+    graph with shards of other sizes.
     """
     if wrong := verify(problem, schedule, caps):
         raise InputError(
@@ -224,8 +224,8 @@ def _of_other_shards(
 
 
 def _wrong(problem: Problem, caps: Caps, answer: SolveResult, *, figures: bool = True) -> str:
-    """Return what is wrong with the schedule of ``answer`` here, or (``figures``) with what it says
-    of it; empty for nothing.
+    """Return the faults of the schedule of ``answer`` here, or (``figures``) of its figures; empty
+    for none.
     """
     if answer.best is None:
         stated = answer.infeasibility is not None and answer.status == "infeasible"
@@ -263,7 +263,7 @@ def _contradiction(answer: SolveResult, best: Scored) -> str:
 
 
 def _refuted(problem: Problem, caps: Caps, answer: SolveResult, options: SolveOptions) -> str:
-    """Return which schedule fits where ``answer`` says that none does; empty for none."""
+    """Return a schedule that fits although ``answer`` claims that none does; empty for none."""
     if answer.best is not None:
         return ""
     from apsched.solver import schedule_of_least_memory

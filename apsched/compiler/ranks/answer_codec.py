@@ -1,5 +1,5 @@
-"""A solver's answer as bytes and back, whole: what the cache keeps, and what one process rank tells
-the others.
+"""A solver's answer as bytes and back, whole: for the cache, and for messages between process
+ranks.
 """
 
 import zlib

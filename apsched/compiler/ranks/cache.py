@@ -56,7 +56,7 @@ class Cache:
     limit_bytes: int = DEFAULT_LIMIT_BYTES
 
     def read(self, digest: str) -> bytes | None:
-        """Return what was written under ``digest``; ``None`` where there is nothing, or nothing
+        """Return the content that was written under ``digest``; ``None`` if there is none, or none
         that can be trusted.
         """
         path = self._path(digest)
@@ -150,8 +150,8 @@ class Cache:
         return tuple(sorted(found, key=lambda e: (-e.used_s, e.digest)))
 
     def shrink(self, keep: str = "") -> None:
-        """Remove what was used least recently beyond the limit (``keep`` is the last to go), and
-        what killed writers left.
+        """Remove the least recently used entries beyond the limit (``keep`` is the last to go), and
+        files of killed writers.
         """
         total = 0
         for entry in sorted(self.entries(), key=lambda e: e.digest != keep):

@@ -16,8 +16,8 @@ def raise_failure(message: Mapping[str, Any]) -> None:
 
 
 def in_words(error: BaseException, rank: int) -> ApschedError:
-    """Return ``error`` as it is sent to all: of its kind where apsched raised it on purpose, and
-    with the process rank.
+    """Return ``error`` in the form that all receive: of its class if apsched raised it on purpose,
+    and with the process rank.
     """
     error = getattr(error, "inner_exception", error)  # torch's compilers wrap what a pass raises
     prefix = f"process rank {rank}: "

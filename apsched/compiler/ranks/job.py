@@ -43,8 +43,8 @@ class Job:
         self._rounds: dict[str, int] = {}
 
     def next_round(self, group: str) -> int:
-        """Return how many graphs with collectives in ``group`` came before this one: the same on
-        all its process ranks.
+        """Return the number of earlier graphs with collectives in ``group``: the same on all its
+        process ranks.
         """
         number = self._rounds.get(group, 0)
         self._rounds[group] = number + 1
@@ -54,7 +54,7 @@ class Job:
         """Return whether all ``count`` process ranks came to the decision at ``key`` within the
         deadline: the same answer on all of them.
 
-        The first value of the key is the decision, so that one that gives up and one that goes on
+        The first value of the key is the decision, so that one that gives up and one that continues
         cannot both be right.
         """
         if self.store.add(f"{key}/ready") == count:

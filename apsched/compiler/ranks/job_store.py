@@ -1,5 +1,5 @@
-"""The store of a job, with a deadline on every call: what the others wrote, and never a wait for
-what is not there.
+"""The store of a job, with a deadline on every call: reads of existing keys, and never a wait for a
+missing one.
 """
 
 import queue
@@ -18,13 +18,13 @@ _PART_BYTES = 1 << 20
 
 
 class Store(Protocol):
-    """What is used of ``torch.distributed.Store``."""
+    """The used part of ``torch.distributed.Store``."""
 
     def set(self, key: str, value: str | bytes) -> None:
         """Write."""
 
     def get(self, key: str) -> bytes:
-        """Read what is there."""
+        """Read an existing key."""
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all of them are there."""
@@ -33,7 +33,7 @@ class Store(Protocol):
         """Count."""
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        """Write, where what is there is expected; return what is there then."""
+        """Write if the value is the expected one; return the value afterwards."""
 
 
 class JobStore:
@@ -72,7 +72,7 @@ class JobStore:
         self._put(key, b"%d" % len(parts) if parts else b"=" + value)
 
     def get_long(self, key: str) -> bytes | None:
-        """Return what :meth:`set` wrote."""
+        """Return the value that :meth:`set` wrote."""
         head = self.get(key)
         if head is None or head[:1] == b"=":
             return None if head is None else head[1:]

@@ -1,5 +1,5 @@
-"""What a graph launches on each process group, in its order, in words that mean the same on all
-process ranks.
+"""Launches of a graph on each process group, in order, as text with the same meaning on all process
+ranks.
 
 A collective is known by its number among those of its group as captured: that is the same on every
 process rank of the group, whatever else their graphs hold (stages of a pipeline), or the job would
@@ -37,7 +37,7 @@ class Launch:
     members: tuple[int, ...]
     """Numbers of the collectives that share it, in payload order."""
     names: tuple[str, ...]
-    """What they are for (a parameter, else a node), for people: not compared."""
+    """Their purpose (a parameter, else a node), for people: not compared."""
 
     def __str__(self) -> str:
         shown = ", ".join(self.names[:_SHOWN]) + (
@@ -114,7 +114,7 @@ def dump_launches(launches: Sequence[Launch]) -> bytes:
 
 
 def parse_launches(text: bytes) -> tuple[Launch, ...]:
-    """Return what :func:`dump_launches` wrote."""
+    """Return the launches that :func:`dump_launches` wrote."""
     return tuple(
         Launch(what=what, members=tuple(members), names=tuple(names))
         for what, members, names in json.loads(text)
@@ -122,7 +122,7 @@ def parse_launches(text: bytes) -> tuple[Launch, ...]:
 
 
 def first_difference(own: Sequence[Launch], theirs: Sequence[Launch]) -> str:
-    """Return where two launch orders part, in one clause about the first."""
+    """Return the first difference of two launch orders, in one clause about the first."""
     for number, (a, b) in enumerate(zip(own, theirs, strict=False), start=1):
         if (a.what, a.members) != (b.what, b.members):
             return f"launch {number} is {a}, there it is {b}{_telling(a, b)}"
@@ -137,7 +137,7 @@ def first_difference(own: Sequence[Launch], theirs: Sequence[Launch]) -> str:
 
 
 def _telling(a: Launch, b: Launch) -> str:
-    """Return what tells two launches apart whose text is the same."""
+    """Return the difference of two launches whose text is the same."""
     return (
         ""
         if str(a) != str(b)
@@ -154,7 +154,7 @@ def _group_of(node: torch.fx.Node) -> str | None:
 
 
 def _what(node: torch.fx.Node) -> str:
-    """Return what a launch does, as far as its peers must know."""
+    """Return the description of a launch that its peers need."""
     sent = [tensor for source in input_nodes(node) for tensor in tensors_of(source)]
     dtype = str(sent[0].dtype).removeprefix("torch.") if sent else ""
     sizes = [sum(_bytes(tensor) for tensor in tensors) for tensors in (sent, tensors_of(node))]

@@ -36,7 +36,7 @@ def schedule_files(
 
 
 def replayed(problem: Problem, caps: Caps, files: Sequence[ScheduleFile]) -> SolveResult:
-    """Return the schedule file of this graph as an answer; ``InputError`` says what differs where
+    """Return the schedule file of this graph as an answer; ``InputError`` with the difference if
     none is of this graph.
     """
     file = next((f for f in files if f.graph["hash"] == problem.graph_hash), None)
@@ -58,7 +58,7 @@ def replayed(problem: Problem, caps: Caps, files: Sequence[ScheduleFile]) -> Sol
 
 
 def answer_of(best: Scored, bound_source: str, solved_by: str) -> SolveResult:
-    """Return ``best`` as an answer of which nothing is proven; ``bound_source`` says why."""
+    """Return ``best`` as an answer without proofs; ``bound_source`` is the reason."""
     return SolveResult.found(
         best,
         bound_ticks=0,

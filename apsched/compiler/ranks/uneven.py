@@ -1,8 +1,8 @@
-"""Process ranks whose graphs differ in the sizes of shards, in padding and in constants alone: what
-tells that they are alike, and how the schedule of one becomes that of another.
+"""Process ranks whose graphs differ only in sizes of shards, padding and constants: the test of
+that, and the mapping of a schedule from one to another.
 
-Where a dimension does not divide evenly, DTensor pads the smaller shards before a gather and cuts
-the padding off behind a reduction. So some process ranks have nodes that others have not.
+If a dimension does not divide evenly, DTensor pads the smaller shards before a gather and cuts the
+padding off after a reduction. So some process ranks have nodes that others do not have.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _CUTS = (torch.ops.aten.slice.Tensor,)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Likeness:
-    """What is compared of a graph where its shards need not have the sizes of others."""
+    """The compared part of a graph whose shards need not have the sizes of others."""
 
     digest: str
     """Equal for graphs that differ in sizes, padding and constants alone."""
@@ -120,7 +120,9 @@ def mapped_schedule(
 
 
 def _first(step: Step, schedule: Schedule, problem: Problem, left: set[int]) -> list[int]:
-    """Return what of ``left`` has to come before ``step``, in order; ``left`` loses it."""
+    """Return the nodes of ``left`` that must come before ``step``, in order; ``left`` loses
+    them.
+    """
     stack: list[int] = []
     if step.kind is StepKind.NODE:
         stack = [step.index]

@@ -43,7 +43,7 @@ class Device:
     """One accelerator (or one process on a CPU)."""
 
     memory_bytes: int
-    """What a process can allocate."""
+    """Bytes that a process can allocate."""
     memory_bandwidth_gb_per_s: float
     matmul_efficiency: float
     """Share of the peak that large matrix products reach, those that fill the device
@@ -124,12 +124,11 @@ class Cluster:
     intra_node: IntraNode
     inter_node: InterNode
     coalesced_member_us: float | None = None
-    """What each member adds to one launch of several transfers (ncclGroupStart), on the group's
+    """Price of each member of one launch of several transfers (ncclGroupStart), on the group's
     stream; ``None``: buckets are flat.
     """
     compute_slowdown: float | None = None
-    """Factor by which compute takes longer while a collective runs, where that is asked for
-    (``--contention compute``).
+    """Factor by which compute takes longer while a collective runs, with ``--contention compute``.
     """
 
 
@@ -190,7 +189,7 @@ def cluster_of_file(name: str, where: str) -> Cluster:
     """Return the cluster that the file ``where`` names: one that ships, else a TOML file in the
     working directory.
 
-    ``InputError`` where the name would lead elsewhere: what a file says is no path.
+    ``InputError`` if the name would lead elsewhere: a name in a file is no path.
     """
     if name in cluster_names():
         return _shipped(name)

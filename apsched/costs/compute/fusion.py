@@ -1,4 +1,4 @@
-"""Which nodes become one kernel, and what memory traffic is left: as Inductor fuses them
+"""The kernels of a graph and their memory traffic, fused as Inductor fuses them
 (torch/_inductor/ir.py, scheduler.py).
 
 A *fusible* node is a pointwise operator, a reduction, or a copy that changes a layout. One that is
@@ -84,7 +84,7 @@ _MAX_INLINED_READS = 4  # torch/_inductor/config.py: realize_reads_threshold
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a node contributes to its kernel."""
+    """The contribution of a node to its kernel."""
 
     traffic_bytes: int
     first: bool
@@ -322,7 +322,9 @@ def _join(
 
 
 def _elements(node: torch.fx.Node) -> int:
-    """Return how many elements the node runs over: those of its result, or of what it reduces."""
+    """Return the number of elements that the node runs over: those of its result, or of the input
+    of its reduction.
+    """
     if op_name(node.target) in _REDUCTIONS:
         return max(
             (
@@ -434,7 +436,7 @@ def _is_received(node: torch.fx.Node) -> bool:
 
 
 def _note(node: torch.fx.Node) -> Mapping[str, Any]:
-    """Return what write-back noted of a node that it made (``apsched.writeback.emit``); empty for
+    """Return the note of write-back on a node that it made (``apsched.writeback.emit``); empty for
     others.
     """
     note: Mapping[str, Any] = node.meta.get("apsched", {})

@@ -11,7 +11,7 @@ from apsched.torch_compat.sizes import size_hint
 
 
 def node_operation(node: torch.fx.Node) -> str:
-    """Return what ``node`` computes as one line; empty for inputs and outputs."""
+    """Return the operation of ``node`` as one line; empty for inputs and outputs."""
     if node.op != "call_function":
         return ""
     arguments = [

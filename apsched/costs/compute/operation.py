@@ -1,4 +1,4 @@
-"""What a node computes, as one line that a profiler, a measurement and a graph agree on.
+"""The operation of a node, as one line that a profiler, a measurement and a graph agree on.
 
     aten::mm(float32[128,64], float32[64,192]{1,64}) -> float32[128,192]
 

@@ -130,8 +130,8 @@ def traffic_bytes(target: object, arguments: Mapping[str, Any], result: object) 
 def _mutation_bytes(
     target: torch._ops.OpOverload, name: str, arguments: Mapping[str, Any], result: object
 ) -> int:
-    """In place and ``out=``: what is written is an argument; results that alias it are not written
-    again.
+    """In place and ``out=``: the written tensor is an argument; results that alias it are not
+    written again.
     """
     reads: list[torch.Tensor] = []
     written = 0

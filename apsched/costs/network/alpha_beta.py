@@ -25,7 +25,7 @@ counts.
 across. Each protocol has a base and a price per hop, no less than the latency of the link.
 Protocols trade latency for bandwidth: the minimum over them is what NCCL picks.
 
-How far all this is from published measurements: ``docs/collectives.md``.
+``docs/collectives.md`` compares all this with published measurements.
 """
 
 import math
@@ -49,7 +49,7 @@ from apsched.kinds import PRICED_KINDS, CollectiveKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupShape:
-    """How a process group lies on the nodes."""
+    """The shape of a process group: its ranks and nodes."""
 
     num_ranks: int
     num_nodes: int
@@ -114,7 +114,7 @@ def bus_factor(kind: str, num_ranks: int) -> float:
 
 
 def bus_bandwidth_gb_per_s(cluster: Cluster, shape: GroupShape) -> float:
-    """Return what a ring over large messages reaches, as nccl-tests' busbw."""
+    """Return the bandwidth of a ring for large messages, as nccl-tests' busbw."""
     intra, nics = (
         cluster.intra_node.busbw_gb_per_s,
         shape.ranks_per_node * cluster.inter_node.nic_gb_per_s,

@@ -40,7 +40,7 @@ class Measurement:
     kind: CollectiveKind
     num_ranks: int
     num_nodes: int | None
-    """``None`` where the file does not say how the ranks lie on nodes."""
+    """``None`` if the file does not have the nodes of the ranks."""
     size_bytes: int
     time_us: float
     where: str
@@ -66,8 +66,8 @@ def kind_in_name(name: str) -> CollectiveKind | None:
 def parse_nccl_tests(text: str, where: str, file_name: str) -> list[Measurement]:
     """Return the measurements in the output of nccl-tests.
 
-    ``where`` names the file in errors; ``file_name`` tells the collective where the output does not
-    (versions before 2.17). Raises ``InputError`` with file and line where a row cannot be read or
+    ``where`` names the file in errors; ``file_name`` gives the collective if the output does not
+    (versions before 2.17). Raises ``InputError`` with file and line if a row cannot be read or
     contradicts itself.
     """
     section = _Section(kind=kind_in_name(file_name))

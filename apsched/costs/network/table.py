@@ -65,12 +65,12 @@ class _Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTable:
-    """Times by kind, number of ranks and (where the file says it) number of nodes."""
+    """Times by kind, number of ranks and (if the file has it) number of nodes."""
 
     sources: tuple[str, ...]
     curves: dict[_Key, _Curve] = field(repr=False)
     notes: tuple[str, ...] = ()
-    """What in it contradicts itself without being wrong: times that fall with size."""
+    """Contradictions that are no errors: times that fall with size."""
 
     def beyond(self, cluster: Cluster) -> tuple[str, ...]:
         """Return a line for each kind and group that is faster than the links of ``cluster`` can

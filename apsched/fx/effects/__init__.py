@@ -1,1 +1,1 @@
-"""What a node writes, shares and draws, or that it is a barrier."""
+"""Writes, shared storages and draws of a node, or that it is a barrier."""

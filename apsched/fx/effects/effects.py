@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
-    """What one call does; arguments are given by what was passed (nodes, values, or lists of
+    """Effects of one call; arguments are given by their values (nodes, values, or lists of
     them).
     """
 
@@ -35,8 +35,10 @@ class Effects:
     comes after it (autocast)."""
 
     communicates: tuple[str, ...] = ()
-    """Process groups on which it communicates beside the collectives that are scheduled
-    (:data:`apsched.fx.collectives.ANY_GROUP` where it does not say): none of theirs crosses it."""
+    """Process groups on which it communicates in addition to the scheduled collectives
+    (:data:`apsched.fx.collectives.ANY_GROUP` if it does not name one): none of their collectives
+    crosses it.
+    """
 
     @property
     def any(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a call of a python function does, found by watching it run on the fake tensors of its
+"""Effects of a call of a python function, found by watching it run on the fake tensors of its
 arguments.
 
 Only torch's own functions and python's operators are run: of them it is known that they do what the
@@ -99,7 +99,7 @@ def function_effects(
     result: Any,
     nodes: Sequence[torch.fx.Node],
 ) -> Effects:
-    """Return what the call of a python function does that gives ``result``; ``nodes`` are its
+    """Return the effects of the call of a python function with ``result``; ``nodes`` are its
     arguments that are nodes.
 
     Raises
@@ -153,8 +153,9 @@ def composite_effects(
     result: Any,
     nodes: Sequence[torch.fx.Node],
 ) -> Effects:
-    """Return what an operator does that is made of others: what they do, or what its schema says
-    where fake tensors cannot run it."""
+    """Return the effects of an operator that is made of others: theirs, or those of its schema if
+    fake tensors cannot run it.
+    """
     stated = operator_effects(composite, args, kwargs)
     seen = _watched(composite, args, kwargs, result, nodes)
     return stated if seen is None else replace(seen, out=stated.out, acts=stated.acts or seen.acts)
@@ -206,8 +207,9 @@ def _watched(
     result: Any,
     nodes: Sequence[torch.fx.Node],
 ) -> Effects | None:
-    """Return what ``target`` does by the operators that it dispatches; None where fake tensors
-    cannot run it."""
+    """Return the effects of ``target`` by the operators that it dispatches; None if fake tensors
+    cannot run it.
+    """
     given = [node.meta.get("val") for node in nodes]
     mode = torch_private.fake_mode_of(
         [leaf for leaf in pytree.tree_leaves((given, result)) if isinstance(leaf, torch.Tensor)]

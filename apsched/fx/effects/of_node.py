@@ -1,8 +1,9 @@
-"""What any FX node does beside its result: writes, shared storages, draws, other effects; or that
-nothing is known of it.
+"""Effects of any FX node in addition to its result: writes, shared storages, draws, others; or that
+they are unknown.
 
-Operators are asked by their schema, torch's own functions by watching them run on fake tensors,
-higher-order operators by what they contain. Whatever is left is a barrier.
+The effects of operators come from their schema, those of torch's own functions from watching them
+run on fake tensors, those of higher-order operators from their content. Everything else is a
+barrier.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,7 +66,7 @@ RUN_SUBGRAPHS = frozenset(
 
 
 def effects_of(node: torch.fx.Node) -> Effects:
-    """Return what ``node`` does beside its result.
+    """Return the effects of ``node`` in addition to its result.
 
     Raises
     ------
@@ -83,7 +84,7 @@ def effects_of(node: torch.fx.Node) -> Effects:
 def _call(
     node: torch.fx.Node, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Effects:
-    """Return what a call in ``node``, which may be a part of it, does."""
+    """Return the effects of a call in ``node``, which may be a part of it."""
     if isinstance(target, torch._ops.HigherOrderOperator):
         return _higher_order(node, target, args, kwargs)
     if isinstance(target, torch._ops.OpOverload):
@@ -97,8 +98,8 @@ def _call(
 
 
 def _kept_in_place(node: torch.fx.Node, target: torch._ops.OpOverload) -> Effects | None:
-    """Return the effects of an operator that does more than its schema says: communication that is
-    not known here, another size of a storage, streams and their events; None of any other.
+    """Return the effects of an operator beyond its schema: communication that is not known here,
+    another size of a storage, streams and their events; None of any other.
     """
     if is_unknown_communication(target):
         return unknown_effects(node.all_input_nodes, communicates=(stated_group(node),))
@@ -136,8 +137,9 @@ def _higher_order(
 
 
 def _of_subgraphs(node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:
-    """Return what the subgraphs among the arguments do together; unknown where there is none, or
-    one that cannot be read."""
+    """Return the effects of the subgraphs among the arguments together; unknown if there is none,
+    or one that cannot be read.
+    """
     leaves = pytree.tree_leaves((args, dict(kwargs)))
     found = [
         attribute_of(leaf) if isinstance(leaf, torch.fx.Node) and leaf.op == "get_attr" else leaf
@@ -165,8 +167,9 @@ def _groups(effects: Iterable[Effects]) -> tuple[str, ...]:
 
 
 def _body(body: Any) -> Effects:
-    """Return what one function does that a higher-order operator runs; ``writes`` are those to what
-    it is handed."""
+    """Return the effects of one function that a higher-order operator runs; ``writes`` are those to
+    its arguments.
+    """
     if isinstance(body, torch._ops.OpOverload):
         inner = operator_effects(body, (), {})
         return (
@@ -212,8 +215,9 @@ def _body(body: Any) -> Effects:
 
 
 def _inside(node: torch.fx.Node) -> Effects:
-    """Return what ``node`` does in a body, where nothing schedules its communication: a transfer
-    that it waits for may have been started outside."""
+    """Return the effects of ``node`` in a body, where nothing schedules its communication: a
+    transfer that it waits for may have been started outside.
+    """
     effects = effects_of(node)
     if is_collective(node) or is_blocking_collective(node):
         return replace(effects, communicates=(stated_group(node),))
@@ -228,8 +232,9 @@ def higher_order_name(node: torch.fx.Node) -> str:
 
 
 def attribute_of(node: torch.fx.Node) -> Any:
-    """Return what a get_attr node reads, a tensor or a subgraph; :func:`missing` where there is no
-    such thing."""
+    """Return the value that a get_attr node reads, a tensor or a subgraph; :func:`missing` if there
+    is none.
+    """
     value: Any = node.graph.owning_module
     for part in str(node.target).split("."):
         value = getattr(value, part, missing)

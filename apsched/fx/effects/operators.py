@@ -1,8 +1,8 @@
-"""What a call of an operator writes, shares and draws, as its schema says.
+"""Writes, shared storages and draws of a call of an operator, from its schema.
 
-The schema is asked first (``Tensor(a)``, ``Tensor(a!)``). Where it is silent, tables say more:
-``_unsafe_view`` and ``unsafe_split`` promise nothing but return views; ``wait_tensor`` returns its
-argument; batch norm in training writes its running statistics.
+The schema comes first (``Tensor(a)``, ``Tensor(a!)``). Tables add what it omits: ``_unsafe_view``
+and ``unsafe_split`` promise nothing but return views; ``wait_tensor`` returns its argument; batch
+norm in training writes its running statistics.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ _TRAINING = ("training", "train", "use_input_stats")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Schema:
-    """What the schema of an operator says, by names of arguments."""
+    """The schema of an operator, by names of arguments."""
 
     writes: tuple[str, ...]
     out: tuple[str, ...]
@@ -68,8 +68,7 @@ def overload_of(node: torch.fx.Node) -> torch._ops.OpOverload | None:
 def operator_effects(
     operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Effects:
-    """Return what ``operator`` does to what it is passed; arguments are nodes, values, or lists of
-    them."""
+    """Return the effects of ``operator`` on its arguments: nodes, values, or lists of them."""
     schema = _schema(operator)
     passed = dict(zip((a.name for a in operator._schema.arguments), args, strict=False)) | dict(
         kwargs

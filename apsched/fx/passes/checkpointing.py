@@ -29,12 +29,12 @@ _CHOICES = "none, full, selective or every-N (such as every-2)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpointing:
-    """What people choose about activation checkpointing."""
+    """Choices of activation checkpointing."""
 
     every: int
     """Every so many layers are recomputed; 0 for none."""
     selective: bool = False
-    """What is heavy is saved in them."""
+    """Expensive nodes in them are saved."""
 
     @classmethod
     def parse(cls, text: str) -> "Checkpointing":
@@ -200,7 +200,7 @@ def _check_chains(joint: GraphModule, kept: Collection[str] = ()) -> None:
 
 
 def saved_nodes(forward: GraphModule, num_outputs: int) -> list[Node]:
-    """Return what the forward graph hands to backward: its outputs behind the first
+    """Return the values that the forward graph passes to backward: its outputs after the first
     ``num_outputs``, without inputs passed on.
     """
     outputs = forward.graph.output_node().args[0]

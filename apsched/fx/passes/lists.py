@@ -9,12 +9,12 @@ from apsched.fx.passes.summed_scatters import fuse_summed_scatters
 
 
 def joint_passes(*, reshard_after_forward: bool = True, kept: Collection[str] = ()) -> PassList:
-    """Return what runs on a joint graph before it is partitioned; parameters ``kept`` are not
-    gathered again in backward.
+    """Return the passes that run on a joint graph before it is partitioned; parameters ``kept`` are
+    not gathered again in backward.
     """
     return (classify(), recompute_gathers(reshard_after_forward=reshard_after_forward, kept=kept))
 
 
 def add_before_reducing() -> PassList:
-    """Return what adds the gradients of several micro-batches before they are reduced."""
+    """Return the passes that add the gradients of several micro-batches before they are reduced."""
     return (fuse_summed_scatters(),)

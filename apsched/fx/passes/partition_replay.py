@@ -81,8 +81,8 @@ def is_tagged(module: GraphModule) -> bool:
 
 
 def forget_spent_tags() -> Pass:
-    """Return the pass that drops recompute tags, which tracers copy, too: what they asked for has
-    been decided.
+    """Return the pass that drops recompute tags, which tracers copy, too: their decision has been
+    made.
 
     Kept, they would be taken for new demands: the first partition has marked what borders on a
     checkpointed layer as ``MUST_SAVE``, whether backward needs it or not.
@@ -103,8 +103,8 @@ def _mark(node: Node, value: object) -> None:
 
 
 def replayed_saves(nodes: Iterable[Node]) -> list[Node]:
-    """Return what is to be saved of a joint graph with tags of an earlier partition; empty where
-    there are none.
+    """Return the values to save of a joint graph with tags of an earlier partition; empty if there
+    are none.
 
     Tags on backward nodes don't count: tracers copy those of the forward node to what follows from
     it in backward (AutoParallel #531). Later marks go first: ``MUST_SAVE`` is

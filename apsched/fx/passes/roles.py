@@ -1,4 +1,4 @@
-"""What each collective is for: FSDP, HSDP, DDP, tensor, sequence or expert parallelism.
+"""The role of each collective: FSDP, HSDP, DDP, tensor, sequence or expert parallelism.
 
 Two sources say which collectives serve parameters and their gradients: on AOTAutograd's joint graph
 the descriptors of its inputs and outputs (:func:`classify`, before the partitioner; tags live in
@@ -32,7 +32,7 @@ ROLE_KEY = "apsched_role"
 
 
 class Role(StrEnum):
-    """What a collective is for."""
+    """The role of a collective."""
 
     PARAMETER_GATHER = "parameter_gather"
     """FSDP, HSDP: a parameter from its shards."""
@@ -85,7 +85,7 @@ def check_tags(module: GraphModule) -> None:
 
 
 def tagged_role(node: Node) -> Role | None:
-    """Return the role that the tag of a start or wait says; ``None`` without a tag."""
+    """Return the role in the tag of a start or wait; ``None`` without a tag."""
     role = node.meta.get("custom", {}).get(ROLE_KEY)
     return Role(role) if role is not None else None
 

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One pass: a function from graph module to graph module that leaves its input as it is."""
+    """One pass: a function from graph module to graph module that leaves its input unchanged."""
 
     name: str
     run: Callable[[GraphModule], GraphModule]
@@ -39,7 +39,7 @@ PassList = tuple[Pass, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRecord:
-    """What the loop saw of one pass."""
+    """The record of one pass."""
 
     name: str
     seconds: float
@@ -48,7 +48,7 @@ class PassRecord:
     num_collectives: tuple[int, int]
     """Before and after."""
     diff: str
-    """Unified diff of the graphs, node by node with their tags; empty unless asked for, or where
+    """Unified diff of the graphs, node by node with their tags; empty without ``diff``, or if
     nothing changed.
     """
 
@@ -73,7 +73,8 @@ class PassRun:
 def run_passes(
     module: GraphModule, passes: Iterable[Pass], *, check: bool = True, diff: bool = False
 ) -> PassRun:
-    """Return what ``passes`` make of ``module``, one after the other; ``module`` stays as it is.
+    """Return the result of ``passes`` on ``module``, one after the other; ``module`` stays
+    unchanged.
 
     With ``check`` each result must be a graph that the rest can use (``lint`` and
     :func:`apsched.fx.passes.spec.check_graph`), must be called as before (inputs and outputs), keep
@@ -159,7 +160,7 @@ def _check(one: Pass, module: GraphModule, before: Sequence[str], result: GraphM
 
 
 def _convention(graph: torch.fx.Graph) -> tuple[list[str], list[str]]:
-    """Return what a caller sees: names of inputs, types and shapes of outputs."""
+    """Return the interface for a caller: names of inputs, types and shapes of outputs."""
     values = tree_leaves(graph.output_node().args[0], is_leaf=lambda item: item is None)
     seen = [value.meta.get("val") if isinstance(value, Node) else value for value in values]
     outputs = [

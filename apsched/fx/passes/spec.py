@@ -10,12 +10,13 @@ _Where = Callable[[torch.fx.Node], str]
 
 
 def at_node(node: torch.fx.Node) -> str:
-    """Return how an error names ``node`` where the graph has no file."""
+    """Return the name of ``node`` for errors if the graph has no file."""
     return f"node {node.name}"
 
 
 def check_graph(module: torch.fx.GraphModule, where: _Where = at_node) -> None:
-    """Check what the rest of apsched relies on; ``where`` says how an error names a node's place.
+    """Check the properties that the rest of apsched needs; ``where`` returns the name of a node's
+    place for errors.
 
     The graph passes ``lint``; it has only placeholders, attributes, calls of operators and one
     output; every placeholder and call that returns something has ``meta["val"]``.

@@ -82,7 +82,7 @@ def _chain_before(node: Node) -> list[Node]:
 
 
 def _step(node: Node) -> tuple[Any, ...]:
-    """Return what tells a step of a chain from another: what it does, but not on what."""
+    """Return the identity of a step of a chain: its operation without its input."""
     rest = tuple(str(a) for a in node.args if not isinstance(a, Node))
     return (
         node.target,

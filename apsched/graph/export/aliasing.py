@@ -1,5 +1,4 @@
-"""Which storages are behind a value, as a tree of the value's shape, and which of them a result
-shares.
+"""The storages of a value, as a tree of the value's shape, and those that a result shares.
 
 A tensor is a tuple of storage ids (one, rarely more), a list, tuple or dict of results is a list of
 trees (of a dict in the order of its keys), and anything else is an empty tuple.
@@ -18,7 +17,7 @@ with which later ones may share."""
 
 
 def map_tensors(leaf: Callable[[torch.Tensor], tuple[int, ...]], value: Any) -> Tree:
-    """Return the tree of ``value``; ``leaf`` says which storages are behind a tensor."""
+    """Return the tree of ``value``; ``leaf`` returns the storages of a tensor."""
     if isinstance(value, torch.Tensor):
         return leaf(value)
     if isinstance(value, Mapping):

@@ -1,5 +1,5 @@
-"""What an FX graph says about its nodes, before any price: kinds, storages, waits, and which
-collectives can move.
+"""Facts about the nodes of an FX graph, before any price: kinds, storages, waits, and the
+collectives that can move.
 """
 
 from collections.abc import Mapping
@@ -153,7 +153,7 @@ def cast_before(analysis: Analysis, start: int) -> torch.fx.Node | None:
     """Return the cast whose result only the gather of ``start`` sends, where a bucket can copy in
     what comes before it.
 
-    ``None`` for a cast of what was computed: both are one kernel, and nothing is saved without it.
+    ``None`` for a cast of a computed value: both are one kernel, and nothing is saved without it.
     """
     if analysis.calls[start].kind != CollectiveKind.ALL_GATHER or not is_bucketable(
         analysis, start
@@ -187,7 +187,9 @@ def _is_computed(analysis: Analysis, node: torch.fx.Node) -> bool:
 
 
 def num_members(node: torch.fx.Node) -> int:
-    """Return how many collectives as captured a start stands for, as write-back noted it."""
+    """Return the number of captured collectives that a start stands for, from the note of
+    write-back.
+    """
     note = node.meta.get("apsched", {})
     return max(len(note.get("members", ())), 1) if note.get("role") == "start" else 1
 

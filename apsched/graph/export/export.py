@@ -49,9 +49,9 @@ def export_graph(
     """Return the DAG of ``captured`` as :mod:`apsched.graph.records` describes it, with durations
     from ``cost_model``.
 
-    ``group_ranks`` maps the name of a process group to its process ranks: its size where the graph
-    names it without one, and which of them share a node. What the graph says of a size goes before;
-    ranks of another number are left out of the DAG.
+    ``group_ranks`` maps the name of a process group to its process ranks: its size if the graph
+    names it without one, and the ranks that share a node. A size in the graph has priority; ranks
+    of another number are left out of the DAG.
 
     Raises
     ------
@@ -86,9 +86,7 @@ def export_graph(
 def _ranks_that_fit(
     analysis: Analysis, group_ranks: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the process ranks of the groups, without those that are more or fewer than the graph
-    says.
-    """
+    """Return the process ranks of the groups, without those whose number differs from the graph."""
     sizes = {call.group: call.group_size for call in analysis.calls.values()}
     return {
         name: tuple(ranks)
@@ -200,7 +198,7 @@ def _chains(analysis: Analysis) -> tuple[int, ...]:
 
 
 def _assumed(analysis: Analysis, sizes: tuple[AssumedSize, ...]) -> Assumed:
-    """Return what rests on ``sizes``."""
+    """Return the shares of time and peak that rest on ``sizes``."""
     if not sizes:
         return Assumed()
     marked = {node for node in analysis.nodes if any(map(rests_on_assumed, tensors_of(node)))}

@@ -1,6 +1,4 @@
-"""Where collectives stand: which are FSDP collectives (they can move) and which are on the path of
-compute.
-"""
+"""Placement of collectives: FSDP collectives, which can move, and those on the path of compute."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

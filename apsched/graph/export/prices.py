@@ -1,4 +1,4 @@
-"""What each node costs on the compute stream, and who says so."""
+"""The cost of each node on the compute stream, and its source."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -59,7 +59,7 @@ class NodePrices:
         return whole_us(self._cost_model, node, self._sizes), self._source(node)
 
     def transfer_source(self, call: CollectiveCall) -> str:
-        """Return where the duration of a collective on its group's stream comes from."""
+        """Return the source of the duration of a collective on its group's stream."""
         source = getattr(self._cost_model, "collective_source", None)
         return (
             str(source(priced_kind(call.kind), call.group, call.group_size))
@@ -73,8 +73,8 @@ class NodePrices:
 
 
 def copied_bytes(node: torch.fx.Node) -> int:
-    """Return what a copy is priced by: of each tensor that it reads half of the bytes read and
-    written, rounded up; it may cast.
+    """Return the bytes that price a copy: of each tensor half of the bytes read and written,
+    rounded up; it may cast.
     """
     written = {
         n for n in pytree.tree_leaves(effects_of(node).writes) if isinstance(n, torch.fx.Node)
@@ -88,8 +88,8 @@ def copied_bytes(node: torch.fx.Node) -> int:
 
 
 def copy_curve(cost_model: CostModel, device: torch.device) -> PriceCurve:
-    """Return the price of copying so many bytes on ``device``: what ``cost_model`` says of a clone
-    of as many uint8.
+    """Return the price of copying a number of bytes on ``device``: that of ``cost_model`` for a
+    clone of as many uint8.
     """
     graph = torch.fx.Graph()
     source = graph.placeholder("copied")
@@ -146,8 +146,8 @@ def launch_curves(
 def coalesced_curves(
     cost_model: CostModel, groups: Iterable[tuple[CollectiveKind, str, int]]
 ) -> dict[str, PriceCurve]:
-    """Return what a member adds to a coalesced launch, by the curve's name, for each (kind, group
-    name, group size) that has a price.
+    """Return the price of a member of a coalesced launch, by the curve's name, for each (kind,
+    group name, group size) that has one.
 
     Not of all-reduces: the functional one clones its inputs, which is the copy that a launch
     without a buffer would save.
@@ -168,7 +168,7 @@ def coalesced_curves(
 def _launch_us(
     cost_model: CostModel, kind: CollectiveKind, group: str, group_size: int, device: torch.device
 ) -> float:
-    """Return what ``cost_model`` says of the launch that write-back would emit for a small
+    """Return the price in ``cost_model`` of the launch that write-back would emit for a small
     bucket.
     """
     c10d = torch.ops._c10d_functional

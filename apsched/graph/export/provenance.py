@@ -1,4 +1,4 @@
-"""Where nodes come from: the module or parameter they serve, and whether they run forward or
+"""Provenance of nodes: the module or parameter they serve, and whether they run forward or
 backward.
 """
 

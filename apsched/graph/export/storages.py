@@ -1,4 +1,6 @@
-"""Which storages each node allocates, reads, writes, shares and frees: one walk in graph order."""
+"""The storages that each node allocates, reads, writes, shares and frees: one walk in graph
+order.
+"""
 
 import operator
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Which wait belongs to which start, by storage, as torch's registry of pending work has it.
+"""The start of each wait, by storage, as torch's registry of pending work has it.
 
 A transfer is *scheduled* where its start is a known collective and one wait of this graph waits for
 it and for nothing else before. Everything else stays where it is: communication that is not known,

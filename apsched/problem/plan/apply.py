@@ -1,9 +1,9 @@
 """Problem + plan -> the problem as the plan restricts it: a pure function; the solver completes
 what the plan leaves open.
 
-Rules are about collectives that can move (they serve a parameter); what lies on the path of compute
-keeps to its data anyway. What contradicts itself, or the data, is an ``InputError`` here, which
-names the rule; what clashes with a cap is for the solver to say.
+Rules are about collectives that can move (they serve a parameter); collectives on the path of
+compute keep to their data anyway. A contradiction among rules, or with the data, is an
+``InputError`` here, which names the rule; the solver reports a clash with a cap.
 """
 
 import re
@@ -36,7 +36,7 @@ class Group:
 
 @dataclass(slots=True)
 class Demands:
-    """What the rules of a plan ask of the collectives of one problem, before it is checked."""
+    """The requirements of a plan's rules on the collectives of one problem, before the check."""
 
     problem: Problem
     rules: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ def restricted(problem: Problem, plan: Plan, *, bitwise: bool = False) -> Proble
 
 
 def demands(problem: Problem, plan: Plan) -> Demands:
-    """Return what ``plan`` asks of ``problem``."""
+    """Return the requirements of ``plan`` on ``problem``."""
     demanded = Demands(problem)
     found = [(rule, matches(problem, rule)) for rule in plan.rules]
     demanded.rules = [f"rule {i + 1} ({rule})" for i, rule in enumerate(plan.rules)]
@@ -159,7 +159,7 @@ def impose(demanded: Demands) -> Problem:
 
 def check_matches(problems: Sequence[Problem], plan: Plan) -> None:
     """Raise ``InputError`` for a rule that matches nothing in any of ``problems``, with the nearest
-    names; rules about what is kept are checked as what is kept is chosen.
+    names; rules about kept parameters are checked when these are chosen.
     """
     check_chooses_kept(plan)
     for i, rule in enumerate(plan.rules):
@@ -178,7 +178,9 @@ def check_matches(problems: Sequence[Problem], plan: Plan) -> None:
 
 
 def check_chooses_kept(plan: Plan) -> None:
-    """Raise ``InputError`` for a rule about what is kept where that is not chosen."""
+    """Raise ``InputError`` for a rule about kept parameters in a solve that does not choose
+    them.
+    """
     for i, rule in enumerate(plan.rules):
         if rule.keep is not None and not plan.chooses_kept:
             raise InputError(

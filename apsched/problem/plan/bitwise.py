@@ -28,8 +28,8 @@ BITWISE_RULE = (
 
 
 def fsdp_units(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    """Return the reductions of each unit and key, in payload order; ``InputError`` where the graph
-    does not say what that is.
+    """Return the reductions of each unit and key, in payload order; ``InputError`` if the graph
+    does not have that order.
     """
     units: dict[tuple[str, int], list[int]] = {}
     for c in _reductions(problem):

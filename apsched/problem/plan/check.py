@@ -1,5 +1,5 @@
-"""Whether any order at all does what a plan asks: the data, the order of compute and the plan must
-not contradict each other.
+"""Whether any order satisfies a plan: the data, the order of compute and the plan must not
+contradict each other.
 """
 
 from itertools import pairwise

@@ -1,4 +1,4 @@
-r"""Buckets by module: none, one for each transformer block, or as the user says; made into an
+r"""Buckets by module: none, one for each transformer block, or by the user's entries; made into an
 :class:`apsched.problem.plan.rules.Plan`.
 
 A bucket is a set of parameters, in order of registration. Entries of a user's plan are regular
@@ -39,7 +39,7 @@ class ModuleBuckets:
     """Parameters by bucket; in forward order where the plan is in that order."""
 
     buckets: Mapping[str, tuple[str, ...]]
-    """What the bucket is called -> its parameters, in order of registration."""
+    """Name of the bucket -> its parameters, in order of registration."""
 
     def plan(self, problems: Sequence[Problem]) -> Plan:
         """Return the rules that make these buckets, and no others, of the collectives of
@@ -99,7 +99,7 @@ def block_buckets(module: nn.Module) -> ModuleBuckets:
     """Return a bucket for each transformer block, as TorchTitan's ``transformer_block_bucketing``
     and FSDP2 units have it.
 
-    What lies outside of blocks: see :func:`apsched.names.bucket_labels`, which also makes the
+    For modules outside of blocks see :func:`apsched.names.bucket_labels`, which also makes the
     baseline ``transformer_block``.
     """
     blocks = blocks_of(module)
@@ -221,7 +221,7 @@ def _modules(name: str) -> list[str]:
 
 
 def _label(label: str, names: Sequence[str]) -> str:
-    """Return what to call a bucket behind a block: the modules in it."""
+    """Return the name of a bucket after the blocks: the modules in it."""
     if not label.startswith("behind "):
         return label
     return "+".join(dict.fromkeys(name.rpartition(".")[0] or name for name in names))

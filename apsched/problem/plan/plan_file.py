@@ -19,8 +19,8 @@ _KEYS = tuple(field.name for field in fields(Rule))
 
 
 def load_plan(path: str | PathLike[str]) -> Plan:
-    """Return the plan in the file ``path``; ``InputError`` names the file, the rule and what is
-    wrong with it.
+    """Return the plan in the file ``path``; ``InputError`` names the file, the rule and the
+    error.
     """
     try:
         with open(path, "rb") as file:

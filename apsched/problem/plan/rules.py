@@ -1,8 +1,6 @@
-r"""What a user wants done with certain collectives: rules that name them by regular expressions on
-parameter names.
+r"""Rules of a user for certain collectives, which regular expressions on parameter names select.
 
-A rule says which collectives it is about (``match``, ``kind``, ``direction``) and what is asked of
-them::
+A rule states its collectives (``match``, ``kind``, ``direction``) and the decision about them::
 
     Rule(match=r"output\.weight", forbid=True)
         never in a bucket
@@ -18,7 +16,7 @@ them::
         these parameters stay gathered from forward to backward
 
 ``apsched.problem.plan.plan_file`` reads them from a file, ``apsched.problem.plan.apply`` applies
-them to a problem. What no rule says, the solver decides.
+them to a problem. The solver decides everything else.
 """
 
 import hashlib
@@ -34,7 +32,7 @@ DIRECTIONS = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule: which collectives, and what is asked of them. Checked when it is made."""
+    """One rule: its collectives, and the decision about them. Checked when it is made."""
 
     match: str
     """Regular expression that matches the whole name of the parameter that a collective serves."""
@@ -49,7 +47,7 @@ class Rule:
     same.
     """
     by: str = ""
-    r"""What tells groups apart, made of what ``match`` captured: ``\1``, ``\g<name>``."""
+    r"""Label of a group, made of the text that ``match`` captured: ``\1``, ``\g<name>``."""
     closed: bool = False
     """No other collective joins the bucket of the group."""
     pin: bool = False
@@ -150,7 +148,7 @@ class Rule:
             ) from None
 
     def group_name(self, found: re.Match[str]) -> str:
-        """Return what tells the group of a match apart from others of this rule."""
+        """Return the label that distinguishes the group of a match from others of this rule."""
         try:
             return found.expand(self.by)
         except (IndexError, re.error) as error:
@@ -186,7 +184,8 @@ class Plan:
 
     rules: tuple[Rule, ...] = ()
     chooses_kept: bool = False
-    """Whether it is for a solve that chooses what is kept: others refuse rules about that."""
+    """Whether it is for a solve that chooses the kept parameters: other solves refuse such rules.
+    """
 
 
 def digest(rules: Iterable[str]) -> str:

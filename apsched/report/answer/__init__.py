@@ -1,1 +1,1 @@
-"""What ``solve`` prints first: the step against the best baseline, its memory, what to try next."""
+"""The first output of ``solve``: the step against the best baseline, its memory, suggestions."""

@@ -1,4 +1,6 @@
-"""The memory of a device line by line: what it holds beside a graph, and what is left for it."""
+"""The memory of a device line by line: the memory outside of a graph, and the rest for the
+graph.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,9 +44,8 @@ def account_table(results: Sequence[Result]) -> Table | None:
 
 
 def memory_hint(results: Sequence[Result], trials: Sequence[Trial] = ()) -> list[str]:
-    """Return how much memory is missing where the default memory cap is too small, and what would
-    fit: of ``trials``, and of the other optimizers and shipped clusters; empty where another cap
-    clashes.
+    """Return the missing bytes if the default memory cap is too small, and the options that fit: of
+    ``trials``, and of the other optimizers and shipped clusters; empty if another cap clashes.
 
     The order with the least known peak keeps all other caps, and its peak depends neither on the
     optimizer nor on the cluster.

@@ -115,7 +115,7 @@ def _next_lines(results: Sequence[Result], gap: float) -> list[str]:
 
 
 def _less_memory(result: Result) -> str:
-    """Return what less memory costs, where a baseline or the floor says so; else an empty text."""
+    """Return the price of less memory, if a baseline or the floor gives it; else an empty text."""
     assert result.best is not None
     peak, step = result.best.peak_memory_bytes, result.best.step_time_ticks
     enough = (1 - _LESS_MEMORY) * peak

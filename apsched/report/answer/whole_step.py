@@ -1,4 +1,4 @@
-"""What is kept from forward to backward, for a person and for a program."""
+"""The kept parameters of a step, for a person and for a program."""
 
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -13,8 +13,8 @@ from apsched.whole_step.search import StepAnswer
 
 
 def keep_json(answer: StepAnswer) -> dict[str, Any]:
-    """Return what ``--json`` says about the step: what is kept, its figures, and the choices that
-    were solved.
+    """Return the step for ``--json``: the kept parameters, its figures, and the choices that were
+    solved.
     """
     best = answer.best
     return {
@@ -74,7 +74,7 @@ def _cells(choice: SolvedChoice) -> list[str]:
 
 
 def frontier_json(answers: Sequence[StepAnswer]) -> list[dict[str, Any]]:
-    """Return what ``--json`` says of the step under each of several memory caps."""
+    """Return the step under each of several memory caps for ``--json``."""
     return [
         {
             "memory_cap_bytes": answer.cap_bytes,
@@ -88,7 +88,7 @@ def frontier_json(answers: Sequence[StepAnswer]) -> list[dict[str, Any]]:
 
 
 def print_frontier(answers: Sequence[StepAnswer], stream: TextIO) -> None:
-    """Print memory and step time under each cap, with what is kept."""
+    """Print memory and step time under each cap, with the kept parameters."""
     figures = ("memory cap", "peak memory", "step ms", "bound ms", "kept", "kept bytes")
     table = plain_table(*figures, "what is kept", right=figures)
     for answer in answers:
@@ -104,7 +104,7 @@ def print_frontier(answers: Sequence[StepAnswer], stream: TextIO) -> None:
 
 
 def kept_lines(answer: StepAnswer) -> tuple[str, ...]:
-    """Return the step in words: its time and bound, and what is kept."""
+    """Return the step as text: its time and bound, and the kept parameters."""
     best = answer.best
     if not best.fits:
         return ("step: no choice fits the memory cap",)

@@ -1,5 +1,5 @@
-"""How to put the schedules of a report to work: commands and code, with the options that they were
-solved with.
+"""The use of the schedules of a report: commands and code, with the options that they were solved
+with.
 """
 
 import shlex

@@ -1,5 +1,5 @@
-"""What the pictures of a report are drawn from: columns of whole numbers, and one table of the
-strings that they name.
+"""Data of the pictures of a report: columns of whole numbers, and one table of the strings that
+they name.
 
 Numbers are ticks and bytes, exact as simulated. ``page_data`` gives plain lists; ``packed`` what
 stands in the page: JSON, gzip, base64.
@@ -43,7 +43,7 @@ class Strings:
 
 
 def page_data(run: SolvedRun) -> dict[str, Any]:
-    """Return what the pictures show."""
+    """Return the data of the pictures."""
     strings = Strings()
     graphs = [_graph(graph, strings) for graph in run.graphs]
     return {"ticks_per_us": TICKS_PER_US, "graphs": graphs, "strings": strings.all()}

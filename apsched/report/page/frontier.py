@@ -1,5 +1,5 @@
-"""The frontier in a report: memory against step time, with what is proven, the baselines, and the
-point of this run.
+"""The frontier in a report: memory against step time, with bounds, the baselines, and the point of
+this run.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierPoint:
-    """One memory cap and what was found under it."""
+    """One memory cap and the answer under it."""
 
     name: str
     """Of the point in its study; empty for the schedule of a run."""
@@ -40,10 +40,10 @@ class FrontierPoint:
     """Of the largest bucket."""
     baselines: tuple[Baseline, ...]
     price_ms_per_gib: float | None
-    """What the GiB between the cap before and this one bought."""
+    """The gain from the GiB between the cap before and this one."""
     binds: str
     saved_us: float
-    """What buckets save here at least (proven)."""
+    """The least time that buckets save here (proven)."""
     mark: str = ""
     """Of a schedule that no solve under this cap found: a sign; the legend explains it."""
 
@@ -81,12 +81,12 @@ class Frontier:
     points: tuple[FrontierPoint, ...]
     """By ascending caps; the last may be without one."""
     sentences: tuple[str, ...] = ()
-    """What it says as a whole, a sentence each."""
+    """The sentences about it as a whole."""
     slowdowns: tuple[Slowdown, ...] = ()
     floor_bytes: int = 0
     """The least cap under which a schedule is known."""
     legend: str = ""
-    """What the marks of its points stand for."""
+    """The legend of the marks of its points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ def _baseline(score: Score) -> Baseline:
 def frontier_data(
     frontiers: Sequence[Frontier], run_points: Sequence[RunPoint]
 ) -> list[dict[str, Any]]:
-    """Return what the pictures are drawn from: one for each graph, exact in ticks and bytes."""
+    """Return the data of the pictures: one for each graph, exact in ticks and bytes."""
     return [
         {
             "graph": name,
@@ -177,7 +177,9 @@ def _point(point: FrontierPoint) -> dict[str, Any]:
 def frontier_tables(
     graph: str, frontiers: Sequence[Frontier], run_points: Sequence[RunPoint]
 ) -> str:
-    """Return a table of all points of each frontier of ``graph``, and what it says as a whole."""
+    """Return a table of all points of each frontier of ``graph``, and the sentences about it as a
+    whole.
+    """
     parts = [
         _part(
             line,
@@ -224,7 +226,7 @@ def _part(line: Frontier, run_points: Sequence[RunPoint]) -> str:
 
 
 def _captured(points: Sequence[FrontierPoint]) -> str:
-    """Return what the order as captured takes; every point has it among its baselines."""
+    """Return the step time of the order as captured; every point has it among its baselines."""
     found = next((b for point in points for b in point.baselines if b.name == AS_CAPTURED), None)
     return (
         f"as captured: {show_us(ticks_to_us(found.step_ticks))}, peak"

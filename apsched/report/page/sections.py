@@ -105,7 +105,7 @@ def baselines(result: Result) -> str:
 
 
 def certificate(result: Result) -> str:
-    """Return what is proven, and what the step time rests on."""
+    """Return the proven claims, and the shares of the step time."""
     best = result.answer.best
     step_ticks = max(1, best.step_time_ticks if best else 1)
     rows = [

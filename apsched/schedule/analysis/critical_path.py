@@ -1,5 +1,5 @@
-"""What the step time rests on: the critical path of a timeline, traced back from the end of the
-step.
+"""The critical path of a timeline, traced back from the end of the step: the owners of the step
+time.
 
 Every tick of the step has one owner: a step on the compute stream, or a transfer on a group's
 stream. Going back in time:
@@ -27,7 +27,7 @@ from apsched.schedule.simulate import Timeline, Transfer
 
 
 class Where(StrEnum):
-    """Which part of the step a stretch of transfers belongs to."""
+    """The part of the step that a stretch of transfers belongs to."""
 
     HEAD = "head"  # before the first compute
     MIDDLE = "middle"
@@ -35,7 +35,7 @@ class Where(StrEnum):
 
 
 class Cause(StrEnum):
-    """What keeps the first launch of a stretch from standing sooner."""
+    """The reason why the first launch of a stretch is not sooner."""
 
     START = "start"  # the step begins with it
     DATA = "data"  # what it sends is made right before
@@ -90,7 +90,7 @@ class CriticalPath:
 def critical_path(
     problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps
 ) -> CriticalPath:
-    """Return what owns each tick of ``timeline``, that of ``schedule`` under ``caps``."""
+    """Return the owner of each tick of ``timeline``, that of ``schedule`` under ``caps``."""
     steps, runs = _trace(timeline, len(problem.streams))
     compute_order = frozenset(problem.compute_order)
     compute = overhead = 0
@@ -190,7 +190,7 @@ def _before_on_stream(timeline: Timeline, num_streams: int) -> list[int]:
 
 
 class _Exposed:
-    """How long the compute stream stalls between two points in time."""
+    """Stall time of the compute stream between two points in time."""
 
     def __init__(self, timeline: Timeline) -> None:
         done = timeline.end_ticks[-1] if timeline.end_ticks else 0
@@ -212,7 +212,7 @@ class _Exposed:
 def cause_of(
     problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps, transfer: int
 ) -> tuple[Cause, int]:
-    """Return what keeps the launch of ``transfer`` from standing before the step that the compute
+    """Return the reason why the launch of ``transfer`` is not before the step that the compute
     stream is busy with until then.
     """
     t = timeline.transfers[transfer]
@@ -250,7 +250,7 @@ def cause_of(
 
 
 def _full_step(problem: Problem, timeline: Timeline, caps: Caps) -> int:
-    """Return the first step where the next gather would not fit beside what is alive, if a stall
+    """Return the first step where the next gather would not fit with the live bytes, if a stall
     follows; -1 for none.
     """
     if caps.memory_cap_bytes is None:

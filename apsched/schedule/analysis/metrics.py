@@ -1,5 +1,5 @@
-"""What a schedule makes of the collectives, in numbers that people watch: for each process group,
-kind and direction, and for all.
+"""Metrics of the collectives of a schedule: for each process group, kind and direction, and for
+all.
 """
 
 from collections import Counter

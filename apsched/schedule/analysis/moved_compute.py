@@ -1,4 +1,4 @@
-"""Which compute nodes a schedule moves."""
+"""The compute nodes that a schedule moves."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

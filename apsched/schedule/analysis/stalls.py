@@ -15,7 +15,7 @@ from apsched.units import ticks_to_us
 
 
 class StallCause(StrEnum):
-    """What a stall is due to."""
+    """The cause of a stall."""
 
     AT_ONCE = "waited for at once"  # no compute between launch and wait
     QUEUE = "behind others"  # its stream was busy for longer than the stall

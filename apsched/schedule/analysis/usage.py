@@ -1,5 +1,5 @@
-"""What a schedule amounts to in the words of the knobs it replaces: bucket size, topo-span,
-prefetch, in-flight bytes.
+"""A schedule in the terms of the knobs it replaces: bucket size, topo-span, prefetch, in-flight
+bytes.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Chosen:
 
 
 def chosen(problem: Problem, schedule: Schedule, timeline: Timeline) -> Chosen:
-    """Return what ``schedule``, whose timeline is ``timeline``, amounts to."""
+    """Return these figures of ``schedule``, whose timeline is ``timeline``."""
     collectives = problem.collectives
     sizes = [sum(collectives[c].size_bytes for c in bucket.members) for bucket in schedule.buckets]
     ranks = [[collectives[c].start for c in bucket.members] for bucket in schedule.buckets]

@@ -1,6 +1,4 @@
-"""What the frontiers of a study say side by side: what buckets are worth along another axis than
-memory.
-"""
+"""The frontiers of a study side by side: the gain from buckets along another axis than memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +21,7 @@ class Line:
     graph: str
     points: tuple[Point, ...]
     expected: int
-    """How many points there are when all is done."""
+    """The number of points when all is done."""
 
     @property
     def title(self) -> str:
@@ -68,7 +66,7 @@ def alongs(lines: Sequence[Line]) -> tuple[Along, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """What buckets are worth at the fastest point of one value of an axis."""
+    """The gain from buckets at the fastest point of one value of an axis."""
 
     value: str
     num_launches: int
@@ -79,7 +77,7 @@ class Worth:
 
 
 def worths(along: Along) -> tuple[Worth, ...]:
-    """Return what buckets are worth along an axis."""
+    """Return the gain from buckets along an axis."""
     return tuple(
         Worth(
             value=line.labels[along.axis],
@@ -126,8 +124,8 @@ def along_json(along: Along) -> dict[str, Any]:
 
 
 def along_text(along: Along) -> str:
-    """Return what buckets are worth along an axis: launches, and what is proven to be saved, at the
-    fastest point of each value.
+    """Return the gain from buckets along an axis: launches, and the proven saving, at the fastest
+    point of each value.
     """
     found = worths(along)
     parts = [

@@ -1,4 +1,4 @@
-"""Which resource binds at each point of a frontier, and from where on more bucketing no longer
+"""The binding resource at each point of a frontier, and the cap from which more bucketing no longer
 pays.
 
 A resource binds where more of it would make the step shorter:
@@ -24,13 +24,13 @@ LAUNCHES = "launches, copies, casts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """What binds at one point."""
+    """The binding resource at one point."""
 
     resource: str
     """:data:`MEMORY` or ``largest``."""
     largest: str
-    """What owns most of the critical path: :data:`COMPUTE`, :data:`LAUNCHES` or ``network of group
-    NAME``.
+    """The largest owner of the critical path: :data:`COMPUTE`, :data:`LAUNCHES` or ``network of
+    group NAME``.
     """
     share: float
     """The share of the step time that it owns."""
@@ -52,8 +52,8 @@ class Stretch:
 
 
 def binding(point: Point, looser: Sequence[Point] = ()) -> Binding:
-    """Return what binds at ``point``, which has a schedule; ``looser`` are the points of its
-    frontier under looser caps.
+    """Return the binding resource at ``point``, which has a schedule; ``looser`` are the points of
+    its frontier under looser caps.
     """
     path: Mapping[str, Any] = point.outcome.report.get("rests_on") or {}
     owners = {COMPUTE: path.get("compute_us", 0.0), LAUNCHES: path.get("launches_copies_us", 0.0)}
@@ -72,12 +72,16 @@ def binding(point: Point, looser: Sequence[Point] = ()) -> Binding:
 
 
 def bindings(points: Sequence[Point]) -> tuple[Binding, ...]:
-    """Return what binds at each of ``points``, which have schedules and ascending caps."""
+    """Return the binding resource at each of ``points``, which have schedules and ascending
+    caps.
+    """
     return tuple(binding(point, points[k + 1 :]) for k, point in enumerate(points))
 
 
 def stretches(points: Sequence[Point]) -> tuple[Stretch, ...]:
-    """Return what binds where: neighbouring points with one binding resource, as one stretch."""
+    """Return the stretches of binding resources: neighbouring points with one binding resource, as
+    one stretch.
+    """
     named = zip((found.resource for found in bindings(points)), points, strict=True)
     runs = [
         (resource, [point for _, point in run])
@@ -120,7 +124,9 @@ def faster(one: Point, other: Point) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucketing:
-    """Where buckets pay along a frontier, and where more of them no longer do."""
+    """The points of a frontier where buckets pay, and the point from which more of them no longer
+    do.
+    """
 
     num_points: int
     with_buckets: tuple[Point, ...]
@@ -135,12 +141,14 @@ class Bucketing:
     """No schedule without buckets is faster (proven); ``None`` where an older version answered."""
 
     def proven_us(self, point: Point) -> float:
-        """Return what buckets save at ``point`` at least, against every schedule without them."""
+        """Return the least time that buckets save at ``point``, against every schedule without
+        them.
+        """
         return max(0.0, (self.without_us or 0.0) - (point.step_time_us or 0.0))
 
 
 def bucketing(points: Sequence[Point]) -> Bucketing:
-    """Return where buckets pay; ``points`` have schedules and ascending caps."""
+    """Return the points where buckets pay; ``points`` have schedules and ascending caps."""
     having = tuple(point for point in points if bucket_bytes(point))
     tighter = tuple(takewhile(lambda point: _more_pays(point, points), points))
     return Bucketing(

@@ -17,8 +17,8 @@ _CHOSEN = ("bucket_bytes", "topo_span", "prefetch", "in_flight_bytes", "compute_
 
 
 def flat(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Return a row for each point; all rows have the same columns: options, figures, what was
-    chosen, every baseline's step time.
+    """Return a row for each point; all rows have the same columns: options, figures, chosen values,
+    every baseline's step time.
     """
     baselines = list(
         dict.fromkeys(name for point in points for name in point.outcome.report["baselines"])

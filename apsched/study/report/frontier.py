@@ -1,6 +1,4 @@
-"""Memory against step time: what a frontier says, point by point and as a whole. All from answers
-that are kept.
-"""
+"""Memory against step time: a frontier, point by point and as a whole, from saved answers."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,8 +14,8 @@ DEFAULT_SLOWDOWN = "2%"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastMemory:
-    """The least memory with which a step is at most so long, as far as it is known: at most
-    ``peak_memory_bytes``, and more than ``refuted_bytes``.
+    """The least memory with which a step is at most as long as the limit, as far as it is known: at
+    most ``peak_memory_bytes``, and more than ``refuted_bytes``.
     """
 
     step_limit_us: float

@@ -25,7 +25,7 @@ class Pair:
 
     @property
     def proven(self) -> bool:
-        """Whether bounds alone say which is faster: the slower one's bound lies above the faster
+        """Whether bounds alone prove which is faster: the slower one's bound lies above the faster
         one's step time.
         """
         if not self.one.step_time_us or not self.other.step_time_us:
@@ -38,7 +38,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What two studies say about the same questions, and what only one of them was asked."""
+    """The answers of two studies to the same questions, and the questions of only one of them."""
 
     pairs: tuple[Pair, ...]
     only_one: tuple[Point, ...]

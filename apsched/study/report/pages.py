@@ -54,8 +54,8 @@ def _options(points: Sequence[Point]) -> tuple[str, ...]:
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
-    """Return what values of an option sort by: numbers, also within words such as ``fsdp=64``, as
-    numbers.
+    """Return the sort key of values of an option: numbers, also within words such as ``fsdp=64``,
+    as numbers.
     """
     text = _text(value)
     digits = "".join(
@@ -76,7 +76,7 @@ def _text(value: Any) -> str:
 
 
 def frontiers_of(lines: Sequence[Line], slowdown: float) -> tuple[Frontier, ...]:
-    """Return what a report shows of ``lines``; those without a schedule are left out."""
+    """Return the frontiers of ``lines`` for a report; those without a schedule are left out."""
     found = tuple(_frontier(line, slowdown) for line in lines if fitting(line.points))
     across = tuple(along_text(along) for along in alongs(lines))
     if not found or not across:
@@ -159,8 +159,8 @@ def frontiers_of_run(run: SolvedRun, directory: Path, slowdown: float) -> tuple[
 def study_page_of(
     directory: Path, chosen: Sequence[str], slowdown: float
 ) -> tuple[SolvedRun, tuple[Frontier, ...], str]:
-    """Return what the page of a study shows: points in detail (``chosen``, or one a frontier), its
-    frontiers, and its heading.
+    """Return the content of the page of a study: points in detail (``chosen``, or one a frontier),
+    its frontiers, and its heading.
     """
     store = Store(directory)
     points = store.points()

@@ -29,7 +29,7 @@ class StepPoint:
 
 def steps_of(lines: Sequence[Line]) -> tuple[StepPoint, ...]:
     """Return the steps of ``lines`` whose forward and backward are answered under the same cap;
-    none where no line asks for kept parameters.
+    none if no line has kept parameters.
     """
     if not any("keep" in point.described for line in lines for point in line.points):
         return ()

@@ -1,4 +1,4 @@
-"""What a study prints: one table of all points, and under it what frontiers say."""
+"""The output of a study: one table of all points, and sentences about its frontiers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
@@ -125,7 +125,7 @@ def _least(point: Point) -> str:
 
 
 def sentences(line: Line, slowdown: float) -> list[str]:
-    """Return what a frontier says as a whole, a sentence each; nothing for a single point."""
+    """Return the sentences about a frontier as a whole; none for a single point."""
     points = fitting(line.points)
     texts = [f"note: {note}" for note in (line.points[0].graph.notes if line.points else ())]
     if len(points) > 1:
@@ -163,7 +163,7 @@ def slowdown_text(points: Sequence[Point], slowdown: float) -> str:
 
 
 def _cost(points: Sequence[Point]) -> str:
-    """Return what the frontier took, in solves: the median of those that it made (the first may
+    """Return the time of the frontier, in solves: the median of those that it made (the first may
     have had code to compile).
     """
     solves = sorted(point.outcome.seconds for point in points if point.outcome.how != ALONG)

@@ -26,7 +26,7 @@ NAMES = ("network", "compute", "ranks", "memory")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """What is different then."""
+    """The changes of ``then``."""
 
     speeds: Speeds
     num_ranks: int | None = None
@@ -89,7 +89,7 @@ class Answer:
 
 
 def parse_what_if(texts: Sequence[str]) -> WhatIf:
-    """Return what ``--if`` states, all of them together."""
+    """Return the changes that ``--if`` states, all of them together."""
     found: dict[str, str] = {}
     for text in (part for joined in texts for part in joined.split(",")):
         name, equals, value = (piece.strip() for piece in text.partition("="))

@@ -1,4 +1,4 @@
-"""What a what-if question is answered with."""
+"""The answer to a what-if question as text."""
 
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -11,7 +11,7 @@ from apsched.study.store import Point
 
 
 def print_answers(text: str, answers: Sequence[Answer], stream: TextIO) -> None:
-    """Print now and then for each graph, and under it what is proven."""
+    """Print now and then for each graph, and below it the proven difference."""
     figures = (
         *("step time ms", "bound ms", "gap", "exposed ms"),
         *("memory cap", "peak memory", "collectives"),

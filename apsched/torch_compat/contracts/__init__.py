@@ -1,3 +1,3 @@
-"""What apsched relies on in torch beyond its public functions, as checks that run anywhere:
-``python -m apsched.torch_compat.contracts``.
+"""Private functions of torch that apsched uses, as checks that run anywhere: ``python -m
+apsched.torch_compat.contracts``.
 """

@@ -70,8 +70,8 @@ def _inductor_compiled() -> None:
 
 @contract("note_in_code", "notes_in_code", "forget_code")
 def _notes() -> None:
-    """What is noted while code is made comes back where it is found; what was forgotten is made
-    anew.
+    """Notes made during compilation come back where the code is found; forgotten code is compiled
+    again.
     """
     from torch._inductor.custom_graph_pass import CustomGraphPass
     from torch._inductor.utils import fresh_cache

@@ -18,14 +18,14 @@ Check = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of one check."""
+    """The result of one check."""
 
     name: str
     """The function in ``apsched.torch_compat`` around a private one of torch."""
     found: bool
-    """What it needs is there."""
+    """Everything that it needs exists."""
     broken: str
-    """How it breaks its contract, in a line; empty where it keeps it."""
+    """The breach of its contract, in a line; empty if it keeps it."""
 
 
 CHECKS: dict[str, Check] = {}

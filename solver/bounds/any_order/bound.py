@@ -57,7 +57,7 @@ class InAnyOrder:
 
 
 def loose_program(instance: Instance, orders: Orders, costs: Costs) -> Loose:
-    """Return what is known of ``problem`` whatever the order of its compute."""
+    """Return the facts about ``problem`` that hold for every order of its compute."""
     arrays = instance.arrays
     return Loose(
         items=items_of(arrays, orders),

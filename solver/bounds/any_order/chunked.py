@@ -26,7 +26,7 @@ def chunked_bound(
     """Return the bound with compute anywhere, and the nodes of ``split`` (compute, and starts on
     the path) in ``num_parts`` parts.
 
-    ``whole`` is what is known of ``problem``.
+    ``whole`` has the facts about ``problem``.
     """
     split_compute = np.array([node in split for node in problem.captured_order], dtype=np.bool_)
     split_collective = np.array(

@@ -18,7 +18,7 @@ from apsched.solver.arrays.problem_arrays import Bools, Ints
 
 
 class Ticks(NamedTuple):
-    """What items take, in ticks: (N,) each."""
+    """Times of items, in ticks: (N,) each."""
 
     first: Ints
     """No begin is before it."""

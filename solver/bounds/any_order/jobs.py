@@ -35,7 +35,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loose:
-    """What is known of a program whose compute has no order of its own."""
+    """Facts about a program whose compute has no order of its own."""
 
     items: Items
     compute_ticks: Ints
@@ -58,7 +58,7 @@ class Jobs:
     ticks: Ints
 
     def bound(self, source: str) -> TimeBound:
-        """Return what their stream takes."""
+        """Return the times of their stream."""
         return TimeBound(ticks=one_machine(self.head, self.tail, self.ticks), source=source)
 
 
@@ -139,15 +139,15 @@ def bounds_of(loose: Loose, ends: Ends) -> list[TimeBound]:
 
 
 def tail_of_main(loose: Loose, ends: Ends) -> Ints:
-    """Return what follows the work of each collective on the compute stream: behind a copy-out the
-    transfer does not.
+    """Return the tail of the work of each collective on the compute stream: after a copy-out the
+    transfer does not follow.
     """
     tail: Ints = np.where(loose.copied_out, ends.tail, ends.tail + loose.work.transfer)
     return tail
 
 
 def compute_jobs(loose: Loose, ends: Ends) -> Jobs:
-    """Return what the compute stream runs: (V4)."""
+    """Return the jobs of the compute stream: (V4)."""
     work = loose.work
     nothing = np.zeros(len(work.main), np.int64)
     end = ends.head + work.launch + work.transfer

@@ -79,7 +79,7 @@ class _Master:
         self._conserve()
 
     def _conserve(self) -> None:
-        """What enters a node leaves it; one path begins."""
+        """Flow conservation: all that enters a node leaves it; one path begins."""
         net, num_slots = self.net, len(self.net.slots)
         begin = self._row(1.0)
         for s in sorted({*net.prefix_streams, *net.suffix_streams}):

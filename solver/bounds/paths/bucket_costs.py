@@ -1,4 +1,4 @@
-"""What the collectives of one key cost, alone and in buckets, for the bound that weighs paths
+"""Costs of the collectives of one key, alone and in buckets, for the bound that weighs paths
 (``apsched.solver.bounds.paths.bound``).
 """
 

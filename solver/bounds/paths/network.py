@@ -79,7 +79,7 @@ class Network:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Where a path may end."""
+        """The possible ends of a path."""
         return END, *self.suffix_streams, *((SHIFT,) if self.has_on_path else ())
 
     def block(self, what: str, start: int = 0, end: int = 0) -> slice:

@@ -1,4 +1,4 @@
-"""What the cheapest buckets of a key add to each arc of the network of paths.
+"""The arc costs of the cheapest buckets of a key in the network of paths.
 
 For given weights on the arcs (a flow), each cost of a collective has a price: its transfer counts
 on all paths that begin with it among the gathers of its stream, or end with it among the
@@ -29,8 +29,8 @@ class Priced:
 
 
 class _Places:
-    """Where the members of a part stand among the sampled slots: sums over arcs for members, and
-    over members for arcs.
+    """Places of the members of a part among the sampled slots: sums over arcs for members, and over
+    members for arcs.
     """
 
     def __init__(self, slot: Ints, slots: Ints) -> None:
@@ -79,8 +79,8 @@ class Pricing:
         return Priced(ticks=ticks, added=self.added(head, line))
 
     def added(self, head: Ints, line: Ints) -> Floats:
-        """Return what buckets add to each arc: ``head`` is the head that a member rides with, or
-        -1; ``line`` that of each head.
+        """Return the costs that buckets add to each arc: ``head`` is the head that a member rides
+        with, or -1; ``line`` that of each head.
         """
         return (
             self._gathers_add(head, line) if self.part.gathers else self._reductions_add(head, line)
@@ -122,7 +122,7 @@ class Pricing:
         )
 
     def _gathers_add(self, head: Ints, line: Ints) -> Floats:
-        """Return what gathers in these buckets add to each arc: (W3)."""
+        """Return the costs that gathers in these buckets add to each arc: (W3)."""
         net, p, at = self.net, self.part, self.places
         rides, heads, load = self._loads(head, line)
         copied = np.where(rides, p.copy_rate * p.size_bytes, 0.0)
@@ -190,7 +190,7 @@ class Pricing:
         )
 
     def _reductions_add(self, head: Ints, line: Ints) -> Floats:
-        """Return what reductions in these buckets add to each arc: (W4)."""
+        """Return the costs that reductions in these buckets add to each arc: (W4)."""
         net, p, at = self.net, self.part, self.places
         rides, heads, load = self._loads(head, line)
         launch, bucket_work, edge_alone, edge_shared = self._reduction_work()
@@ -245,7 +245,7 @@ class Pricing:
         )
 
     def _loads(self, head: Ints, line: Ints) -> tuple[Bools, Bools, Floats]:
-        """Return who rides, who is a head, and the transfers, those of a bucket at its head."""
+        """Return the riders, the heads, and the transfers, those of a bucket at its head."""
         p = self.part
         rides: Bools = head >= 0
         heads: Bools = head == np.arange(len(head))

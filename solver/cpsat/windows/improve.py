@@ -1,8 +1,8 @@
-"""CP-SAT on windows of a large program: a stretch of its operations is decided anew, exactly,
+"""CP-SAT on windows of a large program: it decides a stretch of the operations again, exactly,
 against the fixed rest.
 
 Collectives that are launched and waited for within the window are free: membership, position,
-order. The schedule at hand is the hint, complete in every literal.
+order. The present schedule is the hint, complete in every literal.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from apsched.solver.program.program import COPY_OUT, LAUNCH, NODE, WAIT, Program
 from apsched.solver.program.to_schedule import expand
 
 MOST_FREE = 6
-"""Collectives that one window decides anew."""
+"""Collectives that one window decides again."""
 _MOST_OPERATIONS = 400
 _MOST_PINNED = 12
 
@@ -101,7 +101,7 @@ def _inside(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improved:
-    """What windows made of a program."""
+    """The result of windows on a program."""
 
     program: Program
     deterministic_work: float
@@ -110,8 +110,8 @@ class Improved:
 def improve(
     pricer: Pricer, caps: Caps, program: Program, options: SolveOptions, *, stop_at_ticks: int
 ) -> Improved:
-    """Return ``program`` with window after window decided anew, until none helps, the work is used
-    up or the bound is met.
+    """Return ``program`` after windows that decide it again, one after the other, until none helps,
+    the work is used up or the bound is met.
 
     None is decided where all stalls of the compute stream are within the slack.
     ``options.budget`` is the work for all windows together; one takes at most a tenth of it.
@@ -143,7 +143,7 @@ def improve(
 def _decide(
     pricer: Pricer, caps: Caps, program: Program, window: Window, options: SolveOptions
 ) -> tuple[Program | None, float]:
-    """Return the program with ``window`` decided anew (None where nothing was found), and the work
+    """Return the program with ``window`` decided again (None if nothing was found), and the work
     done.
     """
     view = WindowView(pricer, caps, program, window)

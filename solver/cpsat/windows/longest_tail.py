@@ -1,4 +1,4 @@
-"""What follows in a program: the longest way from a point of it to the end of the step."""
+"""The longest way from a point of a program to the end of the step."""
 
 from apsched.solver.arrays.partition import Members
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays

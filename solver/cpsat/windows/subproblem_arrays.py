@@ -25,7 +25,7 @@ PER_COLLECTIVE = (
     "closed",
 )
 GAPS = ("ready_slot", "need_slot", "launch_last", "wait_first", "wait_last")
-"""Where a collective may stand."""
+"""The allowed places of a collective."""
 
 
 def attached_of(arrays: ProblemArrays, free: tuple[int, ...]) -> list[int]:

@@ -1,4 +1,4 @@
-"""What each collective is for, by the structure of the graph alone: no tags, no names, no
+"""The role of each collective, by the structure of the graph alone: no tags, no names, no
 descriptors.
 """
 
