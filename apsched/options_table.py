@@ -216,7 +216,7 @@ OPTIONS: tuple[Option, ...] = (
         setting=True,
         help=(
             "bytes of the graph: 60GiB, none, floor (the least feasible) or floor+2GiB (default:"
-            " the device's memory less what it holds beside the graph)"
+            " the device's memory less the memory held outside of the graph)"
         ),
     ),
     Option(
@@ -416,9 +416,9 @@ OPTIONS: tuple[Option, ...] = (
         metavar="WHICH",
         default="none",
         help=(
-            "parameters kept from forward to backward, not gathered again: none, all, auto (what is"
-            " fastest and fits, forward and backward together) or a file with a name or regular"
-            " expression a line (default: none)"
+            "parameters kept from forward to backward, not gathered again: none, all, auto (the"
+            " fastest choice that fits, forward and backward together) or a file with a name or"
+            " regular expression a line (default: none)"
         ),
     ),
     Option(
@@ -442,7 +442,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="solver",
-        group="second opinion",
+        group="other solver",
         unit=Unit.TEXT,
         metavar="NAME",
         default="cp-sat",
@@ -451,7 +451,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="time_limit",
-        group="second opinion",
+        group="other solver",
         unit=Unit.NUMBER,
         metavar="SECONDS",
         field="time_limit_s",

@@ -3,7 +3,7 @@ used under all others.
 
 A schedule with peak p is one under every cap >= p, and no schedule under a cap is faster than a
 bound proven for a looser one. So under a cap between two that were solved only a short search is
-left to do: the buckets of the schedules known, laid out anew under this cap, and moves from the
+left to do: the buckets of the schedules known, laid out again under this cap, and moves from the
 best of them on. The answer is exact and checked as any other; its bound is that of the looser cap.
 """
 

@@ -202,8 +202,8 @@ def _finished(task: Task, bound: TimeBound, search: Search, effort: _Effort) -> 
 
 
 def ladders(instance: Instance, floor_bytes: int) -> tuple[tuple[Caps, ...], ...]:
-    """Return caps tighter than those at hand, the tightest first: what is found under them is found
-    under looser ones, too.
+    """Return caps tighter than the stated ones, the tightest first: the search under looser caps
+    includes that under tighter ones.
 
     In prefetch a third and two thirds of the cap; in memory the floor, and one and three layers of
     gathered weights above it, whatever the cap.

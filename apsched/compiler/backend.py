@@ -175,7 +175,7 @@ def backend(
         gather), else they are kept.
     keep
         Parameters whose gathered tensors stay from forward to backward: ``"none"``, ``"all"``,
-        ``"auto"`` (what is fastest and fits, forward and backward solved as one step, on one
+        ``"auto"`` (the fastest choice that fits, forward and backward solved as one step, on one
         process rank for all), names or regular expressions, or a file of them, such as the
         ``kept.txt`` of ``apsched solve --keep auto``. In place of ``reshard_after_forward``.
     settings

@@ -160,7 +160,7 @@ def kept_as_it_was(it: T, error: Exception, settings: Settings, name: str) -> T:
     if settings.on_error == "raise":
         raise error
     unexpected = error if not isinstance(error, ApschedError) else None
-    logger.warning("%s stays as it was: %s", name, error, exc_info=unexpected)
+    logger.warning("%s stays unchanged: %s", name, error, exc_info=unexpected)
     return it
 
 

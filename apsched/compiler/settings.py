@@ -124,7 +124,7 @@ class Settings:
     """
     on_error: str = "raise"
     """``raise``: a problem in apsched stops compilation with its error. ``fallback``: it is logged,
-    and the graph stays as it was, on all process ranks of the job.
+    and the graph stays unchanged, on all process ranks of the job.
     """
     progress: bool = False
     """Tell on stderr where the solver stands, on process rank 0."""

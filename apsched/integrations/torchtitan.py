@@ -1,14 +1,16 @@
 """For TorchTitan's graph trainer: the pass pipeline ``apsched``, chosen by
 ``--compile.pass_pipeline apsched``.
 
-    # my_job/config_registry.py, for `torchrun ... -m torchtitan.train --module my_job --config
-    graph_trainer_llama3_8b ...` from torchtitan.experiments.graph_trainer.llama3.config_registry
-    import * from apsched.integrations.torchtitan import register register(cluster="h100",
-    memory_cap="60GiB")
+    # my_job/config_registry.py, for
+    # torchrun ... -m torchtitan.train --module my_job --config graph_trainer_llama3_8b ...
+    from torchtitan.experiments.graph_trainer.llama3.config_registry import *
+    from apsched.integrations.torchtitan import register
 
-The pipeline is TorchTitan's own but for one pass: what buckets and prefetches by transformer block
-gives way to a solved schedule of the joint forward and backward graph. Which activations are saved,
-and whether parameters are gathered again, is decided before, as ever.
+    register(cluster="h100", memory_cap="60GiB")
+
+The pipeline is TorchTitan's own but for one pass: a solved schedule of the joint forward and
+backward graph replaces the pass that buckets and prefetches by transformer block. Earlier passes
+decide which activations are saved, and whether parameters are gathered again.
 """
 
 import logging

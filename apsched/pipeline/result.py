@@ -38,7 +38,7 @@ class BitwisePrice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Views:
-    """What a result looks like: the layer of reports (:mod:`apsched.report.answer.shown`) gives
+    """The displays of a result: the layer of reports (:mod:`apsched.report.answer.shown`) gives
     these functions to :class:`Result`, which does not know that layer.
     """
 

@@ -108,8 +108,8 @@ class Relaxation:
     bound: int
     """No lower value fits (proven)."""
     lifted: tuple[str, ...]
-    """Caps that were left out, since they clash whatever the value of this one: they have to give
-    way, too.
+    """Caps that were left out, since they clash for every value of this one: they must be relaxed,
+    too.
     """
 
     @property
@@ -155,7 +155,7 @@ class Infeasibility:
     @property
     def least(self) -> tuple[tuple[str, int], ...]:
         """For each cap the least value known to fit, where there is one (with some lifted where
-        they have to give way, too).
+        they must be relaxed, too).
         """
         return tuple((r.cap, r.least) for r in self.relaxations if r.least is not None)
 

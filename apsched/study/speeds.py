@@ -2,8 +2,8 @@
 
 ``compute`` divides the time of compute nodes, copies and casts; launches stay (the host makes
 them). ``network`` multiplies the bandwidth between nodes: prices that are the cluster's formulas
-are computed anew for such a network, others keep their latency and get their time per byte divided;
-groups inside a node stay.
+are computed again for such a network, others keep their latency and get their time per byte
+divided; groups inside a node stay.
 """
 
 import re

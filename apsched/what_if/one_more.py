@@ -90,7 +90,7 @@ def _faster(
             "network",
             "the cluster is not known here, so neither is which groups leave a node (--cluster)",
         )
-    groups = {"priced anew": network.priced_anew, "bytes scaled, latency kept": network.scaled}
+    groups = {"priced again": network.priced_anew, "bytes scaled, latency kept": network.scaled}
     rate = f"{network.gbit_per_s_before:g} -> {network.gbit_per_s_after:g} Gb/s a process rank"
     changes = "; ".join(f"{_groups(names)} {how}" for how, names in groups.items() if names)
     if not changes:

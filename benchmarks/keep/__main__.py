@@ -3,7 +3,7 @@ again; the choices that people make beside the one found, under several memory c
 
     python -m benchmarks.keep [--smoke] [-o FILE.md]
 
-Writes a table, after each cap anew, and the same figures as JSON beside it. ``--smoke`` measures a
+Writes a table, after each cap again, and the same figures as JSON beside it. ``--smoke`` measures a
 small model in under a minute.
 """
 

@@ -1,7 +1,7 @@
 """Compilation of the inner loops, typed: numba's own decorator hides signatures.
 
 Machine code is cached in ``NUMBA_CACHE_DIR`` where that is set, else beside its file, else in the
-user's cache directory; where none of them is writable each process compiles anew. numba looks at
+user's cache directory; where none of them is writable each process compiles again. numba looks at
 one file only to tell whether code in the cache is stale, though what a function calls is compiled
 into it; here all files with compiled code count.
 """

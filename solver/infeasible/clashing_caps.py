@@ -151,8 +151,8 @@ def relaxations(
     proven: bool,
     options: SolveOptions,
 ) -> tuple[Relaxation, ...]:
-    """Return for each cap that clashes how far it has to give way, without the caps of clashes that
-    it has no part in.
+    """Return for each cap that clashes its least value, without the caps of clashes that it has
+    no part in.
     """
     result = []
     for name in dict.fromkeys(name for clash in found for name in clash):
@@ -176,8 +176,8 @@ def relaxations(
 
 
 def _lifted(found: tuple[Clash, ...], name: str) -> tuple[tuple[str, ...], bool]:
-    """Return the caps that are lifted to see how far cap ``name`` has to give way, so that no clash
-    without it is left; and whether one with it is left, so that it has to give way at all.
+    """Return the caps that are lifted to see the least value of cap ``name``, so that no clash
+    without it is left; and whether one with it is left, so that it must be relaxed at all.
 
     Of each clash without it, the caps are lifted that it does not clash with, if there are any.
     """

@@ -49,8 +49,8 @@ Memory is asked for only where something is born: at any other step there is no 
 before it.
 
 Objectives, each with those before it held: step >= t[output], f[c]; peak; sum of lambda[B]. The
-horizon is the step time of the best schedule at hand, which tightens every M and decides orders.
-Where a schedule is at hand, of an earlier objective or the caller's, the model asks for a better
+horizon is the step time of the best present schedule, which tightens every M and decides orders.
+Where a schedule is known, of an earlier objective or the caller's, the model asks for a better
 one: that there is none is the proof.
 
 Numbers: ticks and bytes are scaled so that none in a row exceeds 10 000, since the tolerances of

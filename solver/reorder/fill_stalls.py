@@ -11,7 +11,7 @@ there.
 Memory is counted along: what the program has at each operation, and the difference that the new
 order makes, storage by storage. Where it would not fit, nothing is put off and nothing runs ahead,
 and what frees memory runs. Launches move along, which is left out here; so the order is evaluated
-anew afterwards.
+again afterwards.
 """
 
 from typing import NamedTuple

@@ -3,7 +3,7 @@ then buckets for the best of them.
 
 The rule is a heuristic with two tastes, and its result depends on the program that it goes over; so
 several tastes are tried, each again and again on what came out, until nothing changes. What an
-order is worth is decided by laying out the same buckets anew around it, under a few policies. All
+order is worth is decided by laying out the same buckets again around it, under a few policies. All
 of it is repeated with the buckets that search finds for the best order.
 """
 

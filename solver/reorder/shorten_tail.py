@@ -9,7 +9,7 @@ Behind R those with the longest transfers run first (Johnson's rule for two mach
 descending T is best), and what is left in the end is the shortest. Where R itself has blocks that
 nothing else needs, those also may run as soon as what they need is there.
 
-Every order is laid out and judged anew, with the same buckets; after that the buckets at the end
+Every order is laid out and judged again, with the same buckets; after that the buckets at the end
 are searched again. S. M. Johnson, Optimal two- and three-stage production schedules with setup
 times included, Naval Research Logistics 1 (1954) 61-68.
 """
@@ -32,7 +32,7 @@ _SHARES = (0.25, 0.5, 0.75, 1.0, 1.5)
 MOST_ROUNDS = 8
 """How often the end is looked at, each time as the round before left it."""
 _NEAR = 10
-"""Tails before the end, from where on buckets are searched anew."""
+"""Tails before the end, from where on buckets are searched again."""
 NO_OWNER, SEVERAL = -1, -2
 """In place of an owner."""
 
@@ -70,8 +70,8 @@ def with_shorter_tail(
     """Return a search around an order whose end is shorter by more than ``worth_ticks`` in all, or
     ``search`` where none is found.
 
-    As long as ``worth_ticks`` and more are exposed at the end; buckets are searched anew at the end
-    only, with ``evaluations`` at most.
+    As long as ``worth_ticks`` and more are exposed at the end; buckets are searched again only at
+    the end, with ``evaluations`` at most.
     """
     best = search
     for _ in range(MOST_ROUNDS):
@@ -113,7 +113,7 @@ def _searched_at_the_end(
     evaluations: int,
     stop_at_ticks: int,
 ) -> Search:
-    """Return the search around ``found``, with the buckets launched near the end searched anew."""
+    """Return the search around ``found``, with the buckets launched near the end searched again."""
     around = search.around(mover.moved(found.blocks), evaluations)
     around.consider(found.candidate)
     program = around.program()

@@ -191,8 +191,8 @@ def test_an_error_stops_compilation_or_leaves_the_graph(mesh, codes, caplog):
         step_of(shard(layers(), mesh), backend, x)()
     assert [Counter(calls_of(code))["wait"] for code in codes] == [4, 4]
     assert [text.split(":")[0] for text in caplog.messages if "stays" in text] == [
-        "forward stays as it was",
-        "backward stays as it was",
+        "forward stays unchanged",
+        "backward stays unchanged",
     ]
 
 

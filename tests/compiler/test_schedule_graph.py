@@ -50,7 +50,7 @@ def test_an_error_stops_or_is_logged(
     with caplog.at_level(logging.WARNING):
         assert schedule_graph(gm, Settings(memory_cap=1, on_error="fallback"), name="forward") is gm
     assert [
-        r.message.startswith("forward stays as it was: ")
+        r.message.startswith("forward stays unchanged: ")
         for r in caplog.records
         if "stays" in r.message
     ] == [True]

@@ -38,13 +38,13 @@ def add_parser(verbs: Any) -> None:
     add_groups(parser, "contention", "scenarios", "plan", "buckets")
     add_groups(parser, "whole step", "process groups")
     add_inductor(parser, default=False)
-    add_groups(parser, "second opinion")
+    add_groups(parser, "other solver")
     parser.add_argument(
         "--metrics",
         action="store_true",
         help=(
-            "also print launches, bytes, spans and what closed buckets, by direction, group and"
-            " kind"
+            "also print launches, bytes, spans and the caps that closed buckets, by direction,"
+            " group and kind"
         ),
     )
     add_option(
@@ -52,7 +52,7 @@ def add_parser(verbs: Any) -> None:
         "--frontier",
         "N",
         "with --keep auto: also solve the step under N memory caps, from its least memory to the"
-        " peak of the fastest, and print memory, step time and what is kept",
+        " peak of the fastest, and print memory, step time and the kept parameters",
     )
     add_out(
         parser,

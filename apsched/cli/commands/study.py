@@ -66,11 +66,11 @@ def add_parser(verbs: Any) -> None:
 
 
 def _add_commands(parser: argparse.ArgumentParser) -> None:
-    """Add the commands on studies that are there."""
+    """Add the commands on existing studies."""
     compare = add_command(
         parser,
         "compare",
-        "put the answers of two studies to the same questions side by side, and say whether the"
+        "put the answers of two studies to the same questions side by side, and print whether the"
         " bounds prove a difference",
         _on_studies("compare"),
     )
@@ -92,9 +92,9 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
         _on_studies("export"),
     )
     export.add_argument("studies", metavar="DIR", nargs="*", help="the directory of a study")
-    add_out(export, "FILE", "the file to write: its ending says in which form")
+    add_out(export, "FILE", "the file to write; its ending is the format")
     parser.epilog = (
-        "commands on studies that are there (each has --help):\n"
+        "commands on existing studies (each has --help):\n"
         "  apsched study compare A B            two studies, side by side\n"
         "  apsched study merge A B -o C         one study of several\n"
         f"  apsched study export A -o FILE.csv   one flat table\n\n{parser.epilog}"

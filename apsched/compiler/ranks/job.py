@@ -141,7 +141,7 @@ def running_job(deadline_s: float | None = DEFAULT_DEADLINE_S) -> Job | None:
     job = _JOBS.get(group)
     if job is None:
         run = os.environ.get("TORCHELASTIC_RUN_ID", "")
-        # a job that starts its process groups anew may get the same store again
+        # a job that starts its process groups again may get the same store again
         prefix = f"apsched/{run}/{len(_STARTED)}/"
         _STARTED.append(prefix)
         job = _JOBS[group] = Job(

@@ -2,7 +2,7 @@
 (torch/_inductor/ir.py, scheduler.py).
 
 A *fusible* node is a pointwise operator, a reduction, or a copy that changes a layout. One that is
-pointwise, and that nothing but fusible nodes takes, is *inlined*: it is computed anew in every
+pointwise, and that nothing but fusible nodes takes, is *inlined*: it is computed again in every
 kernel that needs it and never written, unless several take it and it reads much
 (``realize_reads_threshold``). The other fusible nodes are *written*: each reads what it is computed
 from through inlined nodes and views.

@@ -33,7 +33,7 @@ def tag_saved(num_outputs: int) -> Pass:
     that are not for backward alone.
 
     Items of a node with several results are marked on that node, by index: tracers drop the
-    metadata of ``getitem``. They drop that of views, too, which they make anew, so what a view
+    metadata of ``getitem``. They drop that of views, too, which they make again, so what a view
     shows is marked beside it.
     """
 

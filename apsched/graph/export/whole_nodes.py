@@ -1,7 +1,7 @@
 """Prices of nodes that hold more than one operator, or communication that nothing schedules.
 
-A higher-order operator costs what is inside of it: each call as any other node, ``cond`` its dearer
-branch, ``map`` and ``scan`` their body as often as it runs, a loop that ends by what it computes
+A higher-order operator costs what is inside of it: each call as any other node, ``cond`` its
+more expensive branch, ``map`` and ``scan`` their body as often as it runs, a loop that ends by what it computes
 one round. One that is a kernel of its own (``flex_attention``, Triton) is priced by the cost model,
 as any operator.
 

@@ -125,7 +125,7 @@ def _forget_hashes() -> None:
     before = hash(mesh)
     expect(mesh._hash == before, "a mesh keeps its hash")
     private.forget_hashes([mesh])
-    expect(mesh._hash is None and hash(mesh) == before, "and computes it anew")
+    expect(mesh._hash is None and hash(mesh) == before, "and computes it again")
 
 
 @contract("replace_graph")
