@@ -1,9 +1,9 @@
 """Prices of nodes that hold more than one operator, or communication that nothing schedules.
 
-A higher-order operator costs what is inside of it: each call as any other node, ``cond`` its
-more expensive branch, ``map`` and ``scan`` their body as often as it runs, a loop that ends by what it computes
-one round. One that is a kernel of its own (``flex_attention``, Triton) is priced by the cost model,
-as any operator.
+A higher-order operator costs what is inside of it: each call as any other node, ``cond`` its more
+expensive branch, ``map`` and ``scan`` their body as often as it runs, a loop that ends by what it
+computes one round. One that is a kernel of its own (``flex_attention``, Triton) is priced by the
+cost model, as any operator.
 
 A transfer that is not scheduled is priced as if the compute stream waited for it: its launch, and
 its own time, of an operator that is not known that of an all-to-all of the tensors that it takes.
