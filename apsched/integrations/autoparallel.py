@@ -123,10 +123,10 @@ def aten_autobucketing_reordering_pass(
 ) -> GraphModule:
     """Schedule the graph ``gm`` in place under ``configs``; returns its module, compiled.
 
-    ``configs`` is AutoParallel's class or any object with such attributes; what it limits is
-    limited, what has no counterpart is logged with what stands for it, as are names that are not
-    known here. ``settings`` says the rest: cluster, memory cap, plan, budget, what to do on an
-    error.
+    ``configs`` is AutoParallel's class or any object with such attributes; its limits are caps
+    here. A log line names the replacement of each attribute without a counterpart, and names that
+    are not known here. ``settings`` has the rest: cluster, memory cap, plan, budget, handling of
+    errors.
 
     Raises
     ------
