@@ -188,8 +188,8 @@ def is_composite(operator: Any) -> bool:
 
 @contextmanager
 def compiling_context() -> Iterator[None]:
-    """A context in which ``torch.compiler.is_compiling()`` is true: modules check it before they look
-    at values (torch/compiler/__init__.py; 2.11 and 2.12 have the flag without a context of it).
+    """A context in which ``torch.compiler.is_compiling()`` is true: modules check it before they
+    look at values (torch/compiler/__init__.py; 2.11 and 2.12 have the flag without a context).
     """
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
