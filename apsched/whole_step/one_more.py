@@ -1,6 +1,6 @@
-"""What one more GiB of memory buys a step: which further parameters are kept, and the time gained.
+"""The gain of a step from one more GiB of memory: the further kept parameters, and the time.
 
-The schedules known stay possible where the cap is looser, so the gain is never negative. Two
+The known schedules fit looser caps, too, so the gain is never negative. Two
 searches differ by chance, so a gain counts as proven only by bounds.
 """
 
