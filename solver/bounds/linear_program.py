@@ -80,7 +80,7 @@ def lagrangian(rows: list[Row]) -> int:
     """
     constants = np.array([r.constant for r in rows])
     alone, shared = np.array([r.alone for r in rows]), np.array([r.shared for r in rows])
-    weights = _weights(constants, alone, shared)
+    weights = weights_of(constants, alone, shared)
     bound = weights @ constants + np.minimum(weights @ alone, weights @ shared).sum()
     return int(bound * (1 - 1e-9))
 
@@ -109,7 +109,7 @@ def costs_of(instance: Instance) -> Costs:
     """Return the cost of each collective alone and in a bucket; in a closed group of the plan, its
     share of that bucket.
     """
-    return _in_closed_groups(instance, _costs(instance))
+    return _in_closed_groups(instance, costs_in_any_bucket(instance))
 
 
 def _in_closed_groups(instance: Instance, costs: Costs) -> Costs:
@@ -131,7 +131,10 @@ def _in_closed_groups(instance: Instance, costs: Costs) -> Costs:
     return replace(costs, copy_in=copy_in, rate=rate)
 
 
-def _costs(instance: Instance) -> Costs:
+def costs_in_any_bucket(instance: Instance) -> Costs:
+    """Return what each collective costs alone, and the least that it costs in any bucket, whatever
+    the user's plan puts together.
+    """
     problem, arrays = instance.problem, instance.arrays
     copy_rate = least_rate(problem.copy_price, None)
     rate, slope = np.zeros(len(problem.keys)), np.zeros(len(problem.keys))
@@ -230,7 +233,7 @@ def _sample(slots: Ints) -> Ints:
     return chosen
 
 
-def _weights(constants: Floats, alone: Floats, shared: Floats) -> Floats:
+def weights_of(constants: Floats, alone: Floats, shared: Floats) -> Floats:
     """Return the weights of the rows, which sum to 1: the duals of the LP."""
     first = np.zeros(len(constants))
     first[0] = 1.0

@@ -16,10 +16,17 @@ forward to backward.
     (S2)  step >= B(f) + B(g)
     (S3)  step >= B(f) + L_s(g) + sum_i (1 - y_i) sum_{c in C_i on s} w_c          each stream s
     (S4)  step >= B(f) + compute(g) + sum_{c in g} o_c + sum_i (1 - y_i) sum_{c in C_i} o_c
+    (S5)  step >= B(f) + l_0 compute(g) + sum_{c in g} e_c + sum_i (1 - y_i) sum_{c in C_i} e_c,
+          e_c = min(sum_r l_r alone_rc, sum_r l_r shared_rc)
 
 L_s(g) is the least time that the collectives of g keep stream s busy: buckets share no fixed cost
-that is counted here, since w_c is linear in bytes. Each of (S3) and (S4) is least over y under (S1)
-where the parameters with the most time per byte are kept first, the last one in part.
+that is counted here, since w_c is linear in bytes, at the least rate of a bucket of everything that
+any choice gathers. (S5) weighs the compute stream (r = 0) and each stream against each other with
+weights l that sum to 1, as (R1) and (R2) of :mod:`apsched.solver.bounds.linear_program`: alone_rc
+and shared_rc are what c costs there where it is launched alone or in a bucket. It holds for any
+weights; those used are duals of the LP for the y that the weights before them give. Each of (S3) to
+(S5) is least over y under (S1) where the parameters with the most time per byte are kept first, the
+last one in part.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,10 +38,15 @@ from apsched.config import Caps
 from apsched.problem.problem import Problem
 from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.relaxed import without_copies
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.best import best_bound
-from apsched.solver.bounds.step_time import TimeBound, least_rate, least_work
+from apsched.solver.bounds.linear_program import Costs, Floats, costs_in_any_bucket, weights_of
+from apsched.solver.bounds.step_time import TimeBound, least_work
 from apsched.units import ALLOCATION_BYTES
+
+_WEIGHTS = 4
+"""Weights tried for (S5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +101,7 @@ class StepBound:
     kept_ticks: int
     """B(g)."""
     rows: tuple[tuple[str, float, tuple[float, ...]], ...]
-    """(S3) and (S4): what it rests on, the time without parameters, and that of each parameter."""
+    """(S3) to (S5): what it rests on, the time without parameters, and that of each parameter."""
     kept_bytes: tuple[int, ...]
     """m_i, the least that keeping a parameter adds."""
     free_bytes: int | None
@@ -109,19 +121,22 @@ class StepBound:
         """Return the bound of a step whose backward is ``again`` or, with all ``items`` kept,
         ``kept``; ``free_bytes`` is M.
         """
-        at = Instance.of(again, caps)
-        loose = Instance.of(kept, replace(caps, memory_cap_bytes=None))
+        at = without_copies(Instance.of(again, caps))
+        caps_of_kept = replace(caps, memory_cap_bytes=None)
+        loose = without_copies(Instance.of(kept, caps_of_kept))
+        # inside a bucket's buffer, which is rounded up once
+        sizes = tuple(max(i.kept_bytes - ALLOCATION_BYTES + 1, 0) for i in items)
+        rows = (*_stream_rows(at, loose, items), _compute_row(at, loose, items))
         return cls(
             forward_ticks=forward_ticks,
-            kept_ticks=graph_bound(kept, loose.caps),
-            rows=(*_stream_rows(at, loose, items), _compute_row(at, loose, items)),
-            # inside a bucket's buffer, which is rounded up once
-            kept_bytes=tuple(max(i.kept_bytes - ALLOCATION_BYTES + 1, 0) for i in items),
+            kept_ticks=graph_bound(kept, caps_of_kept),
+            rows=(*rows, *_weighed_rows(at, loose, items, sizes, free_bytes)),
+            kept_bytes=sizes,
             free_bytes=free_bytes,
         )
 
     def over_choices(self) -> TimeBound:
-        """Return the bound over all choices: (S2), (S3) and (S4) under (S1)."""
+        """Return the bound over all choices: (S2) to (S5) under (S1)."""
         rows = [
             (source, fixed + _least_left(values, self.kept_bytes, self.free_bytes))
             for source, fixed, values in self.rows
@@ -153,11 +168,13 @@ def _stream_rows(
 ) -> list[tuple[str, float, tuple[float, ...]]]:
     """Return (S3) for each stream."""
     rows = []
-    loads, left = _loads(again), _loads(kept)
+    loads, left = (
+        np.where(i.arrays.bucketable, c.rate, c.transfer)
+        for i, c in ((again, costs_in_any_bucket(again)), (kept, _costs_beside(again, kept)))
+    )
     for stream, group in enumerate(again.problem.streams):
         on_stream = again.arrays.stream == stream
-        kept_streams = [s for s, name in enumerate(kept.problem.streams) if name == group]
-        fixed = float(left[kept.arrays.stream == kept_streams[0]].sum()) if kept_streams else 0.0
+        fixed = float(left[_on_group(kept, group)].sum())
         values = tuple(
             sum(float(loads[c]) for c in item.collectives if on_stream[c]) for item in items
         )
@@ -165,23 +182,81 @@ def _stream_rows(
     return rows
 
 
-def _loads(instance: Instance) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """Return w_c of each collective, 0 beyond float noise below; one that shares no launch takes
-    its own time.
+def _on_group(instance: Instance, group: str) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """Return which collectives use the stream of ``group``."""
+    streams = [s for s, name in enumerate(instance.problem.streams) if name == group]
+    return np.isin(instance.arrays.stream, streams)
+
+
+def _costs_beside(again: Instance, kept: Instance) -> Costs:
+    """Return the costs of the collectives of ``kept``, which may share buckets with those that are
+    gathered again.
     """
-    problem, caps, arrays = instance.problem, instance.caps, instance.arrays
-    loads = np.zeros(len(problem.collectives))
-    for k, key in enumerate(problem.keys):
-        of_key = [c for c, one in enumerate(problem.collectives) if one.key == k]
-        sizes = [problem.collectives[c].size_bytes for c in of_key]
-        largest = sum(sizes)
-        if caps.bucket_cap_bytes is not None:
-            largest = min(largest, max(caps.bucket_cap_bytes, max(sizes, default=0)))
-        rate = least_rate(key.price, largest)
-        for c, size in zip(of_key, sizes, strict=True):
-            alone = float(arrays.transfer_ticks[c])
-            loads[c] = size * rate if arrays.bucketable[c] else alone
-    return loads
+    costs, others = costs_in_any_bucket(kept), costs_in_any_bucket(again)
+    per_byte = {
+        _identity(again.problem, c): others.rate[c] / size
+        for c, size in enumerate(again.arrays.size_bytes)
+        if again.arrays.bucketable[c] and size
+    }
+    rate = costs.rate.copy()
+    for c, size in enumerate(kept.arrays.size_bytes):
+        rate[c] = min(rate[c], size * per_byte.get(_identity(kept.problem, c), np.inf))
+    return replace(costs, rate=rate)
+
+
+def _identity(problem: Problem, c: int) -> tuple[str, ...]:
+    key = problem.keys[problem.collectives[c].key]
+    return key.kind, key.group, key.reduce_op, key.dtype, key.device
+
+
+def _weighed_rows(
+    again: Instance,
+    kept: Instance,
+    items: Sequence[KeptItem],
+    sizes: Sequence[int],
+    free: int | None,
+) -> list[tuple[str, float, tuple[float, ...]]]:
+    """Return (S5) for the weights of a few y, the first of which keeps nothing."""
+    groups = again.problem.streams
+    sides = (
+        _sides(again, costs_in_any_bucket(again), groups),
+        _sides(kept, _costs_beside(again, kept), groups),
+    )
+    constants = np.zeros(1 + len(groups))
+    constants[0] = float(kept.arrays.compute_ticks.sum())
+    found: list[tuple[str, float, tuple[float, ...]]] = []
+    left = np.ones(len(items))  # 1 - y
+    for _ in range(_WEIGHTS):
+        share = np.zeros(len(again.problem.collectives))
+        for item, part in zip(items, left, strict=True):
+            share[list(item.collectives)] = part
+        alone, shared = (
+            np.concatenate((first * share, second), axis=1)
+            for first, second in zip(*sides, strict=True)
+        )
+        weights = weights_of(constants, alone, shared)
+        least, fixed = (
+            (1 - 1e-9) * np.minimum(weights @ one, weights @ other) for one, other in sides
+        )
+        values = tuple(float(least[list(item.collectives)].sum()) for item in items)
+        total = float((1 - 1e-9) * (weights @ constants) + fixed.sum())
+        found.append((BoundSource.WEIGHED, total, values))
+        left = 1 - _kept_shares(values, sizes, free)
+    return found
+
+
+def _sides(instance: Instance, costs: Costs, groups: Sequence[str]) -> tuple[Floats, Floats]:
+    """Return what each collective costs alone and in a bucket (columns), on the compute stream and
+    on that of each of ``groups`` (rows).
+    """
+    alone = [costs.prologue + costs.launch + costs.epilogue]
+    shared = [costs.prologue_shared + costs.copy_in + costs.copy_out + costs.epilogue]
+    for group in groups:
+        on_stream = _on_group(instance, group)
+        alone.append(np.where(on_stream, costs.transfer, 0.0))
+        shared.append(np.where(on_stream, costs.rate, 0.0))
+    together = instance.arrays.bucketable
+    return np.array(alone), np.where(together, np.array(shared), np.array(alone))
 
 
 def _compute_row(
@@ -196,12 +271,16 @@ def _compute_row(
 
 def _least_left(values: Sequence[float], sizes: Sequence[int], free: int | None) -> float:
     """Return the least of ``sum_i (1 - y_i) values_i`` over ``0 <= y <= 1``, ``sum_i sizes_i y_i <=
-    free``: the most value per byte first.
+    free``.
     """
-    left, total = float("inf") if free is None else float(max(free, 0)), 0.0
-    ratio = sorted(zip(values, sizes, strict=True), key=lambda v: -v[0] / max(v[1], 1e-9))
-    for value, size in ratio:
-        share = 1.0 if size <= left else left / size
-        left -= share * size
-        total += (1 - share) * value
-    return total
+    return float(((1 - _kept_shares(values, sizes, free)) * np.array(values)).sum())
+
+
+def _kept_shares(values: Sequence[float], sizes: Sequence[int], free: int | None) -> Floats:
+    """Return the y for which that is least: the most value per byte first."""
+    kept = np.ones(len(values))
+    left = float("inf") if free is None else float(max(free, 0))
+    for i in sorted(range(len(values)), key=lambda i: -values[i] / max(sizes[i], 1e-9)):
+        kept[i] = 1.0 if sizes[i] <= left else left / sizes[i]
+        left -= kept[i] * sizes[i]
+    return kept

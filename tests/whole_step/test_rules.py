@@ -34,7 +34,7 @@ def layers() -> Capture:
     return captured_layers((32, 64, 128, 64))
 
 
-def step_under(*rules: Rule) -> Step:
+def step_under(*rules: Rule, prices: FlatPrices | None = None) -> Step:
     plan = Plan(rules, chooses_kept=True)
     request = SolveRequest(
         caps=Caps(),
@@ -42,7 +42,7 @@ def step_under(*rules: Rule) -> Step:
         options=SolveOptions(time_slack=0.0, budget=0.0),
         plan=plan,
     )
-    graphs = loaded_layers(layers(), FlatPrices(bytes_per_us=150.0))
+    graphs = loaded_layers(layers(), prices or FlatPrices(bytes_per_us=150.0))
     return Step.of(under_plan(graphs, request), request, Progress(quiet=True))
 
 
@@ -62,6 +62,18 @@ def test_the_choice_is_the_best_of_those_that_rules_allow() -> None:
     free = solve_step(step_under())
     assert free.best.kept == Choice(WEIGHTS)
     assert free.bound.ticks < answer.bound.ticks
+
+
+def test_what_rules_gather_shares_buckets_with_what_is_gathered_by_choice() -> None:
+    """One latency pays for both; the bound must not count it for what the rules gather, and a share
+    of it for the rest.
+    """
+    prices = FlatPrices(bytes_per_us=50_000.0, latency_us=400.0)
+    step = step_under(Rule(match=r"weights\.[01]", keep=False), prices=prices)
+    (bound,) = search._bounds(step, search._least_prices(step))
+    again, kept = (step.solve(choice).step_ticks for choice in (Choice(), Choice([WEIGHTS[2]])))
+    assert bound.of_choice([]).ticks <= again
+    assert bound.of_choice([0]).ticks <= kept
 
 
 def test_memory_that_rules_take_is_not_free() -> None:
