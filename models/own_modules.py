@@ -122,10 +122,10 @@ def is_distributed(module: nn.Module, inputs: tuple[Any, ...]) -> str:
     Parameters that are DTensors are, and a forward pass that launches collectives; it is run on
     fake tensors, which computes nothing.
     """
-    if any(isinstance(tensor, DTensor) for tensor in _state(module).values()):
-        return "DTensor parameters"
     if any(isinstance(child, FSDPModule) for child in module.modules()):
         return "units of fully_shard"
+    if any(isinstance(tensor, DTensor) for tensor in _state(module).values()):
+        return "DTensor parameters"
     watch = _CollectiveWatch()
     try:
         _run_fake(module, inputs, watch)

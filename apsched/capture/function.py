@@ -17,6 +17,7 @@ import torch
 
 from apsched.capture.captured import Capture
 from apsched.capture.fake_world import world
+from apsched.capture.fsdp2 import fake_step, has_units
 from apsched.capture.micro_batches import MicroBatchChoice
 from apsched.errors import ApschedError, InputError
 from apsched.fx.collectives import is_collective
@@ -45,7 +46,8 @@ def capture_function(
     where that is None in the process group that it starts itself. With ``mesh`` a module that is
     distributed in no way of its own is sharded over its axes
     (:func:`apsched.models.own_modules.shard_module`); of one that is, ``mesh`` says the number of
-    process ranks alone, which is a warning of the capture. ``reshard_after_forward`` is that
+    process ranks alone, which is a warning of the capture. Units of ``fully_shard`` gather and
+    reduce as they say (:mod:`apsched.capture.fsdp2`). ``reshard_after_forward`` is that
     of :func:`apsched.capture.joint.capture_module`; ``activation_checkpoint`` (``none``, ``full``,
     ``every-N``, ``selective``) is about the blocks of the module
     (:func:`apsched.fx.passes.checkpointing.blocks_of`). The inputs are those of one micro-batch,
@@ -89,6 +91,9 @@ def capture_own(
     group of ``num_ranks`` runs. See :func:`capture_function`; ``source`` names it in messages.
     """
     warnings = () if mesh is None else _sharded_over(module, inputs, source, mesh)
+    kept: tuple[str, ...] = ()
+    if has_units(module):
+        module, inputs, kept = fake_step(module, inputs)
     checkpointing, blocks = Checkpointing.parse(activation_checkpoint), blocks_of(module)
     if checkpointing.every and not blocks:
         raise InputError(
@@ -104,6 +109,7 @@ def capture_own(
                 inputs,
                 source=source,
                 reshard_after_forward=reshard_after_forward,
+                kept_parameters=kept,
                 passes=passes,
             )
     except ApschedError:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from apsched.capture.captured import CapturedGraph
+from apsched.capture.fsdp2 import capture_fsdp2, group_names_of
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.answer import Solve, answered
 from apsched.compiler.ranks.job import running_job
@@ -24,7 +25,6 @@ from apsched.integrations.fsdp2 import (
     fsdp2_settings,
     solved_graphs,
 )
-from apsched.integrations.fsdp2_capture import capture_fsdp2, group_names_of
 from apsched.integrations.fsdp2_units import plain_name, units_of
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import resolve_caps, solve_graph, under_plan

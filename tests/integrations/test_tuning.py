@@ -12,8 +12,8 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 import apsched
 from apsched.capture.fake_world import world
+from apsched.capture.fsdp2 import capture_fsdp2
 from apsched.compiler import eager_parallel
-from apsched.integrations.fsdp2_capture import capture_fsdp2
 from tests.helpers.graphs.small_models import Residual
 from tests.helpers.processes import WORKERS, Job, run_jobs
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from apsched.capture.captured import Capture
 from apsched.capture.function import capture_function
@@ -19,6 +20,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 
@@ -83,6 +85,16 @@ class Summing(nn.Module):
 
 def by_hand():
     return Summing(), (torch.randn(3, 8),)
+
+
+def units():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    fully_shard(model[0], mesh=mesh, mp_policy=half, reshard_after_forward=False)
+    fully_shard(model[2], mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh)
+    return model, (torch.randn(3, 8),)
 
 
 def nothing():
@@ -161,6 +173,22 @@ def test_a_module_that_is_distributed_already_stays_so_and_mesh_says_it(function
     assert f"{SOURCE}{function}: the module has {found} of its own" in warning
     assert "--mesh fsdp=4,tp=2 only the number of process ranks (8) counts" in warning
     assert [len(ranks) for ranks in capture.group_ranks.values()] == [8]
+
+
+def test_units_of_fully_shard_gather_and_reduce_as_they_say():
+    capture = captured("units", "fsdp=4")
+    assert "units of fully_shard of its own" in capture.warnings[0]
+    names = {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert {*served(capture, "forward", KINDS.ALL_GATHER)} == names
+    again = {*served(capture, "backward", KINDS.ALL_GATHER)}
+    assert again == {"2.weight"}, "the first unit is kept; no gradient needs a bias"
+    assert {*served(capture, "backward", KINDS.REDUCE_SCATTER)} == names
+    types = {
+        node.meta["custom"]["apsched_parameter"]: node.meta["val"].dtype
+        for node in capture.graphs[0].module.graph.nodes
+        if is_collective(node)
+    }
+    assert (types["0.weight"], types["2.weight"]) == (torch.bfloat16, torch.float32)
 
 
 def test_no_collective_on_several_process_ranks_is_a_warning(run):

@@ -185,12 +185,17 @@ def _of_one_process(
     known = sorted({rank for rank in ranks.values() if rank is not None})
     if len(known) > 1:
         files = tuple(file for file in files if ranks[file] in (None, known[0]))
-        notes.append(f"graphs of process rank {known[0]}; {len(known) - 1} others wrote here, too")
+        others = len(known) - 1
+        notes.append(
+            f"graphs of process rank {known[0]}; {others} other{'s' * (others > 1)} wrote here, too"
+        )
     runs = {file: _run_of(file.relative_to(folder)) for file in files}
     named = sorted({run for run in runs.values() if run})
     if len(named) > 1:
         files = tuple(file for file in files if runs[file] in ("", named[-1]))
-        notes.append(f"graphs of {PurePath(named[-1]).name}; {len(named) - 1} other runs are here")
+        others = len(named) - 1
+        are = "other runs are" if others > 1 else "other run is"
+        notes.append(f"graphs of {PurePath(named[-1]).name}; {others} {are} here")
     return files, tuple(notes)
 
 

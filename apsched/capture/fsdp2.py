@@ -1,5 +1,5 @@
-"""The graphs of a training step of a model on which ``fully_shard`` was called, captured in the
-job: each parameter is gathered, cast and reduced with the settings of its unit.
+"""The graphs of a training step of a model on which ``fully_shard`` was called: each parameter is
+gathered, cast and reduced with the settings of its unit.
 """
 
 from typing import Any
@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp import FSDPModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from apsched.capture.captured import Capture
@@ -26,11 +27,37 @@ from apsched.torch_compat.fsdp import (
 from apsched.torch_compat.graphs import quiet_fake_tensors
 
 
+def has_units(model: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called on ``model`` or a part of it."""
+    return any(isinstance(child, FSDPModule) for child in model.modules())
+
+
 def capture_fsdp2(model: nn.Module, inputs: tuple[Any, ...]) -> Capture:
     """Return forward and backward graph of ``model(*inputs)``; no memory of a device is taken, and
     ``model`` stays unchanged.
 
     They are the same on all process ranks: shards count with their padding.
+    """
+    copy, given, kept = fake_step(model, inputs)
+    try:
+        with quiet_fake_tensors():
+            return capture_module(copy, given, source=type(copy).__name__, kept_parameters=kept)
+    except ApschedError:
+        raise
+    except Exception as error:
+        text = (str(error).strip().splitlines() or [""])[0][:300]
+        raise InputError(
+            "expected a model that AOTAutograd can trace with these inputs, found"
+            f" {type(error).__name__}: {text}; hand in inputs as the model gets them, or capture a"
+            " part of it"
+        ) from error
+
+
+def fake_step(
+    model: nn.Module, inputs: tuple[Any, ...]
+) -> tuple[nn.Module, tuple[Any, ...], tuple[str, ...]]:
+    """Return a fake copy of ``model`` that gathers its parameters when they are read, fake inputs,
+    and the names of the parameters that stay gathered from forward to backward.
     """
     parameters, casts = _policies(model)
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
@@ -60,26 +87,13 @@ def capture_fsdp2(model: nn.Module, inputs: tuple[Any, ...]) -> Capture:
             new.__class__ = _gathering(type(new), entered)
         if id(original) in casts:
             _cast(new, casts[id(original)])
-    kept = [
+    kept = (
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
         for name in module._parameters
         if (id(module), name) in parameters and parameters[id(module), name].kept
-    ]
-    try:
-        with quiet_fake_tensors():
-            return capture_module(
-                copy, fake_inputs(inputs, mode), source=type(copy).__name__, kept_parameters=kept
-            )
-    except ApschedError:
-        raise
-    except Exception as error:
-        text = (str(error).strip().splitlines() or [""])[0][:300]
-        raise InputError(
-            "expected a model that AOTAutograd can trace with these inputs, found"
-            f" {type(error).__name__}: {text}; hand in inputs as the model gets them, or capture a"
-            " part of it"
-        ) from error
+    )
+    return copy, fake_inputs(inputs, mode), tuple(kept)
 
 
 def group_names_of(model: nn.Module) -> tuple[str, ...]:
