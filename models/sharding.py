@@ -8,7 +8,7 @@ tensor. Its gradient is reduce-scattered (FSDP), then all-reduced over ``replica
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,12 @@ class ParameterSharding:
     inner_shape: tuple[int, ...]
     """Shape on one process rank of ``inner``, whole over ``fsdp``."""
     options: ModelOptions
+    fsdp_mesh: DeviceMesh | None = field(init=False, default=None)
+    """The axis ``fsdp`` of ``mesh``; made before the trace, in which torch 2.11 makes none."""
+
+    def __post_init__(self) -> None:
+        if "fsdp" in (self.mesh.mesh_dim_names or ()):
+            object.__setattr__(self, "fsdp_mesh", self.mesh["fsdp"])
 
     def placements(self) -> tuple[Placement, ...]:
         """Return the DTensor placements of the shard."""
@@ -91,7 +97,7 @@ class ParameterSharding:
             _strides(self.inner_shape),
         )
         shard = DTensor.from_local(
-            x, self.mesh["fsdp"], (Shard(0),), run_check=False, shape=shape, stride=stride
+            x, self.fsdp_mesh, (Shard(0),), run_check=False, shape=shape, stride=stride
         )
         whole = shard.redistribute(
             placements=(Replicate(),),

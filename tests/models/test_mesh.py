@@ -3,10 +3,14 @@
 import re
 
 import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from apsched.capture.fake_world import world
 from apsched.errors import InputError
-from apsched.models.mesh import MeshSpec, build_meshes, group_of
+from apsched.models.mesh import ALONE, MeshSpec, build_meshes, group_of
+from apsched.models.options import ModelOptions
+from apsched.models.sharding import ParameterSharding
 
 
 @pytest.mark.parametrize(
@@ -92,3 +96,22 @@ def test_the_running_process_group_must_have_the_size_of_the_mesh() -> None:
         ),
     ):
         build_meshes(MeshSpec(fsdp=8), "cpu")
+
+
+def test_no_mesh_is_made_while_a_parameter_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter is gathered during the trace, in which torch 2.11 cannot make a mesh."""
+
+    def refused(*_: object) -> None:
+        raise AssertionError("a mesh is made in the trace")
+
+    with world(4):
+        sharding = ParameterSharding(
+            mesh=build_meshes(MeshSpec(fsdp=2, tp=2), "cpu").dense,
+            inner=ALONE,
+            inner_dim=0,
+            fsdp_dim=0,
+            inner_shape=(4, 4),
+            options=ModelOptions(),
+        )
+        monkeypatch.setattr(DeviceMesh, "__getitem__", refused)
+        assert sharding.gather_local(torch.zeros(2, 4)).shape == (4, 4)
