@@ -19,6 +19,7 @@ from tests.helpers.snippets import blocks_of, commands_of
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 RUN = {
     "train.py": "tests/compiler/test_example.py",
+    "train_my_model.py": "tests/compiler/test_example.py",
     "my_model.py": "test_your_own_model",
     "my_study.py": "test_a_study_from_python",
     "my_step.py": "test_a_step_from_python",

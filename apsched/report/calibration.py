@@ -42,6 +42,10 @@ def print_profile(
                 {"operation": operation, "nodes": count} for operation, count in profile.missing
             ],
             "missing_us": prediction.unpriced_us,
+            "other_collectives": [
+                {"kind": kind, "in_step": in_step, "in_graph": in_graph}
+                for kind, in_step, in_graph in profile.other_collectives
+            ],
             "late_share": profile.late_share,
             "sizes": dict(profile.costs.sizes),
         }
@@ -71,6 +75,17 @@ def print_profile(
         out.print(
             f"waiting for late process ranks: {100 * profile.late_share:.1f} % of the time of"
             " transfers",
+            markup=False,
+        )
+    if profile.other_collectives:
+        counts = ", ".join(
+            f"{in_step} {kind} in a step of the trace, {in_graph} in the graph"
+            for kind, in_step, in_graph in profile.other_collectives
+        )
+        out.print(
+            f"the trace has other collectives than the graph ({counts}): the job runs another"
+            " graph. Check the model, the mesh and the sizes, and whether another pass bucketed"
+            " the collectives first; capture the graph that the job runs (docs/files.md)",
             markup=False,
         )
     if profile.unmatched:

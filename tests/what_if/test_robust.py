@@ -214,4 +214,4 @@ def test_on_the_command_line(tmp_path, capsys):
     assert graph["robustness"]["count"] == 3
     assert graph["robustness"]["chosen"] in graph["robustness"]["schedules"]
     assert main(["solve", *source, "--noise", "0.3"]) == 2
-    assert "state how many with --scenarios" in capsys.readouterr().err
+    assert "state their number with --scenarios" in capsys.readouterr().err

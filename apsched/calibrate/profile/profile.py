@@ -6,6 +6,7 @@ the sum, so the costs of a step add up to what a step takes, while a step that s
 disturbed counts for nothing. Steps of all process ranks count alike.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -64,6 +65,10 @@ class Profile:
     """Operations of nodes that no step has, and how many nodes."""
     unmatched: tuple[Unmatched, ...]
     """The largest first."""
+    other_collectives: tuple[tuple[str, int, int], ...]
+    """Kinds of which no step has as many collectives as the graphs, with the number in a step and
+    in the graphs.
+    """
     late_share: float | None
     """Of the time of transfers, what waits for process ranks that come late: what one took longer
     than the one of its group that came last. ``None`` where there are not as many steps of several
@@ -144,7 +149,23 @@ def profile_costs(
         num_matched=len(seen.intersection(timed)),
         missing=_missing([place for place in timed if place not in seen]),
         unmatched=_unmatched(used, step_us),
+        other_collectives=_other_collectives(used, places, shapes),
         late_share=_late_share(taken_apart),
+    )
+
+
+def _other_collectives(
+    steps: Sequence[_Step], places: Sequence[Place], shapes: _Shapes
+) -> tuple[tuple[str, int, int], ...]:
+    expected = Counter(
+        _message(place, shapes)[0] for place in places if place.record.kind is NodeKind.START
+    )
+    found = [Counter(message[0] for message, _ in step.messages) for step in steps]
+    kinds = sorted({*expected, *(kind for counts in found for kind in counts)})
+    return tuple(
+        (kind, found[0][kind], expected[kind])
+        for kind in kinds
+        if all(counts[kind] != expected[kind] for counts in found)
     )
 
 

@@ -8,11 +8,13 @@ up to date. What we need (bars, one axis that zooms, a tooltip) takes a few hund
 licence of the rest.
 """
 
+import re
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
 from apsched.artifacts.solved_run import SolvedGraph, SolvedRun
+from apsched.pipeline.sources import DEFAULT_MESH, DEFAULT_SEQ_LEN
 from apsched.report.page import sections
 from apsched.report.page.apply import how_to_apply
 from apsched.report.page.columns import packed, page_data
@@ -22,6 +24,7 @@ from apsched.report.page.frontier import (
     frontier_data,
     frontier_tables,
     graph_names,
+    one_point_text,
     point_of,
 )
 from apsched.report.page.kept import ANCHOR, kept_section
@@ -39,7 +42,7 @@ _TOOLS = (
 )
 _HINTS = {
     "timeline": "Ctrl+wheel, pinch or double click zooms, dragging moves; keys + - 0 and arrows",
-    "memory": "click: what is alive there",
+    "memory": "click: the live tensors there",
     "frontier": "click a point: the baselines there",
 }
 _NO_STUDY = (
@@ -56,11 +59,12 @@ def report_page(run: SolvedRun, frontiers: Sequence[Frontier] = (), heading: str
     With ``heading`` it is the report of a study: the frontiers first, then graphs in detail, none
     of which is "this run".
     """
-    heading = heading or run.source
+    of_study = heading not in ("", run.source)
+    heading = heading if of_study else run_title(run)
     ids = section_ids(run.graphs)
     run_points = (
         ()
-        if frontiers and heading != run.source
+        if frontiers and of_study
         else tuple(_run_point(graph, frontiers) for graph in run.graphs)
     )
     graphs = "\n".join(_graph_section(graph, g, ids[g]) for g, graph in enumerate(run.graphs))
@@ -115,6 +119,19 @@ def report_page(run: SolvedRun, frontiers: Sequence[Frontier] = (), heading: str
     return page.encode()
 
 
+def run_title(run: SolvedRun) -> str:
+    """Return the source of a run with its mesh, sequence and layers, as far as they are stated or,
+    for presets, known.
+    """
+    options = run.graphs[0].options if run.graphs else {}
+    preset = re.fullmatch(r"[a-z0-9-]+", run.source) is not None
+    mesh = options.get("--mesh", DEFAULT_MESH if preset else "")
+    seq = options.get("--seq", DEFAULT_SEQ_LEN if preset else "")
+    layers = options.get("--layers", "all" if preset else "")
+    parts = (run.source, mesh, seq and f"{seq} tokens", layers and f"{layers} layers")
+    return ", ".join(str(part) for part in parts if part)
+
+
 def section_ids(graphs: Sequence[SolvedGraph]) -> tuple[str, ...]:
     """Return the anchor of each graph: its name, with its number where others have that name,
     too.
@@ -139,14 +156,15 @@ def _run_point(graph: SolvedGraph, frontiers: Sequence[Frontier]) -> RunPoint:
 def _frontier_section(frontiers: Sequence[Frontier], run_points: Sequence[RunPoint]) -> str:
     """Return memory against step time, of each graph."""
     known = {line.graph for line in frontiers}
-    alone = [
-        Frontier(graph=one.graph, title=one.graph, points=())
-        for one in run_points
-        if one.graph not in known
-    ]
     parts = []
     for f, name in enumerate(graph_names(frontiers, run_points)):
         hint = f"<p>{escape(_NO_STUDY)}</p>" if name not in known else ""
+        points = [point for line in frontiers if line.graph == name for point in line.points]
+        points += [one.point for one in run_points if one.graph == name]
+        if len(points) == 1:
+            sentence = escape(one_point_text(points[0]))
+            parts.append(f"<h3>{escape(name)}</h3>\n<p>{sentence}</p>\n{hint}")
+            continue
         title = f"Memory against step time, {name}"
         range_button = (
             '<button type="button" data-act="range" aria-label="which step times the picture'
@@ -163,7 +181,7 @@ def _frontier_section(frontiers: Sequence[Frontier], run_points: Sequence[RunPoi
             tools=range_button,
             after=after,
         )
-        tables = frontier_tables(name, (*frontiers, *alone), run_points)
+        tables = frontier_tables(name, frontiers, run_points)
         parts.append(f"<h3>{escape(name)}</h3>\n{hint}{picture}\n{tables}")
     return (
         '<section class="graph" id="frontier"><h2>Frontier: memory against step time</h2>\n'
@@ -192,7 +210,7 @@ def _graph_section(graph: SolvedGraph, g: int, anchor: str) -> str:
 <h3>Memory along the order</h3>
 {_memory(g, 0, name, "as captured")}
 {_memory(g, 1, name, "solved")}
-<h3>Beside the baselines</h3>
+<h3>Comparison with the baselines</h3>
 {sections.baselines(result)}
 <h3>Certificate</h3>
 {sections.certificate(result)}
@@ -209,7 +227,7 @@ def _timeline(g: int, name: str) -> str:
 
 
 def _memory(g: int, order: int, name: str, label: str) -> str:
-    peak = '<button type="button" data-act="peak">what is alive at the peak</button>'
+    peak = '<button type="button" data-act="peak">live tensors at the peak</button>'
     after = '<div class="alive" role="status" aria-live="polite"></div>'
     what = "bytes alive at each step of the order"
     return _picture(

@@ -119,6 +119,22 @@ def point_of(graph: SolvedGraph) -> FrontierPoint:
     )
 
 
+def one_point_text(point: FrontierPoint) -> str:
+    """Return a frontier of one point as a sentence."""
+    cap = (
+        "no memory cap" if point.cap_bytes is None else f"memory cap {show_bytes(point.cap_bytes)}"
+    )
+    text = (
+        f"One point is known: {show_us(ticks_to_us(point.step_ticks))} with a peak of"
+        f" {show_bytes(point.peak_bytes)} ({cap}); no schedule under this cap is faster than"
+        f" {show_us(ticks_to_us(point.bound_ticks))} (proven)"
+    )
+    if (best := point.best_baseline) is not None:
+        step = show_us(ticks_to_us(best.step_ticks))
+        text += f"; the best baseline that fits, {best.name}, takes {step}"
+    return f"{text}."
+
+
 def _baseline(score: Score) -> Baseline:
     return Baseline(
         name=score.name,
@@ -199,9 +215,7 @@ def _part(line: Frontier, run_points: Sequence[RunPoint]) -> str:
     )
     rows = [_row(point) for point in shown]
     best = next((k for k, point in enumerate(shown) if point in own_points), -1)
-    caption = (
-        f"{_captured(shown)}ms per GiB: what the memory between the cap before and this one bought"
-    )
+    caption = f"{_captured(shown)}ms per GiB: the gain from the memory between two caps"
     heads = (
         "memory cap",
         "step time",

@@ -244,6 +244,24 @@ def test_collectives_of_an_eager_job_are_known_by_their_messages(dags, tmp_path)
     }
 
 
+def test_other_collectives_than_those_of_the_graph_are_counted(dags, tmp_path):
+    trace = traced(dags, num_steps=2)
+    profile = profile_costs(dags, [load_trace(trace.save(tmp_path / "t.json"))], H100, "h100")
+    assert profile.other_collectives == ()
+    num = sum(
+        r.kind is NodeKind.START and r.collective.kind == "all_gather" for r in records_of(dags)
+    )
+    gathers = [
+        e
+        for e in trace.events
+        if e["cat"] == "kernel" and e["args"].get("Collective name") == "_allgather_base"
+    ]
+    for event in gathers[:: len(gathers) // 2]:  # one of each step
+        trace.events.remove(event)
+    profile = profile_costs(dags, [load_trace(trace.save(tmp_path / "t.json"))], H100, "h100")
+    assert profile.other_collectives == (("all_gather", num - 1, num),)
+
+
 def test_kernels_that_no_operator_launched_are_listed(dags, tmp_path):
     trace = traced(dags, num_steps=1)
     kernel = next(e for e in trace.events if e["cat"] == "kernel")
@@ -357,7 +375,7 @@ def test_a_graph_file_of_an_older_version_is_refused(dags, tmp_path):
     old = dags[0].copy()
     for rank in range(old.number_of_nodes()):
         old.nodes[rank]["record"] = replace(old.nodes[rank]["record"], operation="")
-    with pytest.raises(InputError, match="older than format 5"):
+    with pytest.raises(InputError, match="format 5 has"):
         profile_costs([old], [trace], H100, "h100")
 
 

@@ -258,7 +258,7 @@ def test_a_schedule_file_is_replayed(tmp_path):
         answered(problem, FREE, OPTIONS, counting, sources=Sources(schedules=files[:1]))
     with pytest.raises(
         InputError,
-        match=r"mine\.json: its schedule breaks what this job asks for: .*more than the cap of 1",
+        match=r"mine\.json: its schedule breaks the caps of this job: .*more than the cap of 1",
     ):
         answered(
             problem, Caps(memory_cap_bytes=1), OPTIONS, counting, sources=Sources(schedules=files)

@@ -17,8 +17,10 @@ import pytest
 
 from apsched.artifacts.solved_run import SolvedRun, load_run
 from apsched.quantities import show_us
-from apsched.report.page import report_page
+from apsched.report.answer.first import best_baseline
+from apsched.report.page import report_page, run_title
 from apsched.report.page.columns import page_data
+from apsched.report.page.sections import figures
 from apsched.report.stall_text import stalls
 from apsched.schedule.simulate import simulate
 from tests.conftest import Run
@@ -166,3 +168,29 @@ def test_the_command_says_what_it_wrote_and_what_is_wrong(run: Run, debug_run: P
     assert ran.code == 2
     assert len(ran.errors) == 1
     assert "expected a directory that `apsched solve -o DIR` wrote" in ran.errors[0]
+
+
+def test_the_title_has_mesh_sequence_and_layers(solved: SolvedRun) -> None:
+    (first, *others) = solved.graphs
+    options = {"--mesh": "fsdp=4", "--seq": 64, "--layers": 2}
+    stated = replace(solved, source="a.graph", graphs=(replace(first, options=options), *others))
+    assert run_title(stated) == "a.graph, fsdp=4, 64 tokens, 2 layers"
+    default = replace(solved, source="llama3-8b", graphs=(replace(first, options={}), *others))
+    assert run_title(default) == "llama3-8b, fsdp=64, 8192 tokens, all layers"
+    assert run_title(replace(default, source="a.graph")) == "a.graph"
+
+
+def test_the_tiles_compare_with_the_best_baseline(solved: SolvedRun) -> None:
+    for graph in solved.graphs:
+        found = best_baseline([graph.result])
+        assert found is not None
+        name, step_us = found
+        text = figures(graph)
+        assert f"less than {name}, the best baseline that fits ({show_us(step_us)})" in text
+        assert f"in {name}" in text
+        assert "as captured" not in text
+
+
+def test_a_frontier_of_one_point_is_a_sentence(page: str, solved: SolvedRun) -> None:
+    assert 'data-picture="frontier"' not in page
+    assert page.count("One point is known: ") == len(solved.graphs)
