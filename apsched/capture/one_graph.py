@@ -52,7 +52,21 @@ def with_joint_graph(capture: Capture, kept: Kept | None = None) -> Capture:
         parameter_names=forward.parameter_names,
         hints={**forward.hints, **backward.hints},
     )
-    return replace(capture, graphs=(*capture.graphs, joint))
+    return replace(capture, graphs=(forward, backward, joint))
+
+
+def joint_places(forward: GraphModule, backward: GraphModule) -> tuple[list[int], list[int]]:
+    """Return the rank in the joint graph of each node of ``forward`` and of each node of
+    ``backward``; -1 for outputs, and for inputs of backward that forward computes.
+    """
+    _, saved = _handed_over(forward.graph, backward.graph)
+    tangents = [p for p in backward.graph.find_nodes(op="placeholder") if p.name not in saved]
+    nodes = [list(module.graph.nodes) for module in (forward, backward)]
+    inside = [n for part in nodes for n in part if n.op not in ("placeholder", "output")]
+    order = [*forward.graph.find_nodes(op="placeholder"), *tangents, *inside]
+    place = {node: k for k, node in enumerate(order)}
+    first, second = ([place.get(node, -1) for node in part] for part in nodes)
+    return first, second
 
 
 def _joined(forward: GraphModule, backward: GraphModule) -> GraphModule:

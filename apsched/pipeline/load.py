@@ -53,6 +53,8 @@ class LoadedGraph:
     seconds: Mapping[str, float] = field(default_factory=dict)
     without_bitwise: Problem | None = None
     """The problem as it would be without bitwise mode; ``None`` where that is not on."""
+    apart: "tuple[LoadedGraph, ...]" = ()
+    """Of one graph of forward and backward: both apart, as far as they are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,8 +216,10 @@ def _export_capture(
             capture_seconds=capture_seconds,
         )
         for captured in capture.graphs
-        if captured.name in wanted
+        if captured.name in wanted or JOINT in wanted
     )
+    if JOINT in wanted:
+        graphs = (replace(graphs[-1], apart=graphs[:-1]),)
     notes = capture.notes + tuple(
         f"priced by formula, not in the table: {line}" for line in formulas.unpriced()
     )
@@ -240,13 +244,13 @@ def _contended(
 ) -> LoadedSource:
     """Return ``source`` with the stated contention; of graph files the cluster is known by name."""
     cluster = cluster or cluster_named(costs, source.cluster)
-    graphs = (
-        replace(
-            g, problem=contended(g.problem, costs.contention, cluster, g.dag.graph["group_ranks"])
-        )
-        for g in source.graphs
-    )
-    return replace(source, graphs=tuple(graphs))
+
+    def posed(graph: LoadedGraph) -> LoadedGraph:
+        ranks = graph.dag.graph["group_ranks"]
+        problem = contended(graph.problem, costs.contention, cluster, ranks)
+        return replace(graph, problem=problem, apart=tuple(map(posed, graph.apart)))
+
+    return replace(source, graphs=tuple(map(posed, source.graphs)))
 
 
 def _with_hints(capture: "Capture", request: SourceRequest) -> "Capture":

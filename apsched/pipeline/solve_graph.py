@@ -35,6 +35,7 @@ from apsched.problem.problem import Problem
 from apsched.problem.second_group import second_groups, with_second_groups
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
+from apsched.schedule.in_a_row import Part, in_a_row
 from apsched.schedule.result import SolveResult
 from apsched.schedule.verify import verify
 from apsched.units import ticks_to_us
@@ -153,9 +154,12 @@ def solve_graph(
 
     ``caps`` are those of :func:`resolve_caps` where they are known already.
     """
+    caps = resolve_caps(graph, request, progress) if caps is None else caps
+    if search is None and request.milp is None and len(graph.apart) == 2:
+        search = _never_slower_than_apart(graph, caps, request, progress)
     result = solve_problem(
         graph.problem,
-        resolve_caps(graph, request, progress) if caps is None else caps,
+        caps,
         request,
         progress,
         without_bitwise=graph.without_bitwise,
@@ -168,6 +172,33 @@ def solve_graph(
         account=account_of(graph, request),
         seconds={**graph.seconds, **result.seconds, "write_back": 0.0},
     )
+
+
+def _never_slower_than_apart(
+    graph: LoadedGraph, caps: Caps, request: SolveRequest, progress: Progress
+) -> Search:
+    """Return a search that starts from the answers for forward and backward alone, one behind the
+    other: where these fit together, it finds nothing slower.
+    """
+    from apsched.capture.one_graph import joint_places  # torch, which graph files do without
+    from apsched.solver import moving_where_it_pays, solve_requested
+
+    forward, backward = (half.captured for half in graph.apart)
+    assert forward is not None
+    assert backward is not None
+    searched = moving_where_it_pays(graph.problem, caps)
+    parts = []
+    for half, places in zip(
+        graph.apart, joint_places(forward.module, backward.module), strict=True
+    ):
+        problem, _ = request.posed(half.problem)
+        with progress.stage(f"solve {problem.name} alone"):
+            best = solve_requested(problem, searched, request.options).best
+        if best is None:
+            return partial(solve_requested, progress=progress.solver)
+        parts.append(Part(problem=problem, schedule=best.schedule, places=places))
+    start = in_a_row(graph.problem, parts)
+    return partial(solve_requested, progress=progress.solver, start=start)
 
 
 def with_shares(result: Result, dag: nx.DiGraph) -> Result:

@@ -1,0 +1,86 @@
+"""Forward and backward as one graph are never slower than both apart."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from apsched.capture.one_graph import joint_places, with_joint_graph
+from apsched.config import Caps, SolveOptions
+from apsched.pipeline.load import LoadedGraph
+from apsched.pipeline.solve_graph import SolveRequest, solve_graph
+from apsched.progress import Progress
+from apsched.quantities import MemoryCap
+from apsched.schedule.in_a_row import Part, in_a_row
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.verify import verify
+from apsched.solver.answer import scored_start
+from tests.helpers.graphs.sharded_layers import FlatPrices, captured_layers, loaded_layers
+
+REQUEST = SolveRequest(
+    caps=Caps(max_compute_move=0),
+    memory_cap=MemoryCap(),
+    options=SolveOptions(time_slack=0.0, budget=0.0),
+)
+
+
+def joint_of(prices: FlatPrices, kept: tuple[str, ...] = ()) -> LoadedGraph:
+    capture = with_joint_graph(captured_layers((32, 64, 128, 64)), lambda _: kept)
+    *apart, joint = loaded_layers(capture, prices)
+    return replace(joint, apart=tuple(apart))
+
+
+def parts_of(joint: LoadedGraph, *, solved: bool) -> list[Part]:
+    forward, backward = (half.captured for half in joint.apart)
+    assert forward is not None
+    assert backward is not None
+    parts = []
+    for half, places in zip(
+        joint.apart, joint_places(forward.module, backward.module), strict=True
+    ):
+        schedule = as_captured(half.problem.num_nodes)
+        if solved:
+            best = solve_graph(half, REQUEST, Progress(quiet=True)).best
+            assert best is not None
+            schedule = best.schedule
+        parts.append(Part(problem=half.problem, schedule=schedule, places=places))
+    return parts
+
+
+@pytest.mark.parametrize("kept", [(), ("weights.1",)], ids=["again", "kept"])
+def test_two_schedules_in_a_row_are_one_of_the_joint_graph(kept: tuple[str, ...]) -> None:
+    """As captured they are the joint graph as captured; solved they keep every dependence, with all
+    their buckets, and take no longer than both.
+    """
+    joint = joint_of(FlatPrices(bytes_per_us=500.0, latency_us=40.0), kept)
+    captured = in_a_row(joint.problem, parts_of(joint, solved=False))
+    assert captured == as_captured(joint.problem.num_nodes)
+    parts = parts_of(joint, solved=True)
+    schedule = in_a_row(joint.problem, parts)
+    assert schedule is not None
+    assert verify(joint.problem, schedule, Caps()) == ()
+    assert len(schedule.buckets) == sum(len(part.schedule.buckets) for part in parts) > 0
+    assert in_a_row(joint.problem, parts[:1]) is None
+
+
+@pytest.mark.parametrize("bytes_per_us", [100.0, 4000.0])
+def test_one_graph_is_never_slower_than_two(
+    bytes_per_us: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search starts from the schedules of both, which keep the caps of the joint graph."""
+    joint = joint_of(FlatPrices(bytes_per_us=bytes_per_us, latency_us=40.0))
+    apart = [solve_graph(half, REQUEST, Progress(quiet=True)).best for half in joint.apart]
+    both = sum(best.step_time_ticks for best in apart if best is not None)
+    found = solve_graph(joint, REQUEST, Progress(quiet=True)).best
+    assert found is not None
+    assert found.step_time_ticks <= both
+    starts = []
+
+    def given(*args: object) -> object:
+        starts.append(scored_start(*args))  # type: ignore[arg-type]
+        return starts[-1]
+
+    monkeypatch.setattr(sys.modules["apsched.solver.solve"], "scored_start", given)
+    solve_graph(joint, REQUEST, Progress(quiet=True))
+    assert starts[-1] is not None, "the schedules in a row keep the caps"
+    assert starts[-1].step_time_ticks <= both
