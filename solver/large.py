@@ -1,34 +1,27 @@
-"""Large problems: buckets by search, other orders of the compute where it may move, windows that
-CP-SAT decides, then the second and third objective within the slack.
+"""Large problems: search under ever looser memory caps, around other orders of the compute where it
+may move; then the second and third objective within the slack.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from apsched.config import Caps
 from apsched.schedule.result import Scored, SolvedBy
+from apsched.schedule.schedule import Bucket
 from apsched.solver.answer import Answer, Task, near_enough, slack_limit
-from apsched.solver.arrays.instance import Instance
-from apsched.solver.arrays.layers import find_periods
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints
 from apsched.solver.bounds.best import any_order_bound, fixed_order_bound
 from apsched.solver.bounds.step_time import TimeBound
-from apsched.solver.cpsat.windows.improve import improve
-from apsched.solver.program.evaluate import evaluate
+from apsched.solver.memory_rungs import Rung, climb
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.reorder import ComputeMover, Moved
-from apsched.solver.reorder.shorten_tail import MOST_ROUNDS, with_shorter_tail
+from apsched.solver.reorder.shorten_tail import with_shorter_tail
+from apsched.solver.search.front import Found, Front
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.search.late_waits import late_waits
 from apsched.solver.search.local_search import Search
 
-_RUNGS_LAYERS = (0, 1, 3)
-"""Layers of gathered weights above the floor: memory caps that are searched on the way to any
-looser one.
-"""
-_SHARE_OF_WINDOWS = 0.025
-"""Of the budget, for windows that CP-SAT decides."""
 _ROUNDS_OF_ORDERS = 2
 """How often other orders of the compute are looked for, each time around the buckets found last."""
 _WORTH_MOVING = 0.98
@@ -39,61 +32,41 @@ _SHARE_OF_THE_END = 4
 """Of the evaluations, one in so many goes to the buckets at the end, each time it changes."""
 _EVALUATIONS_PER_WORK = 300
 """Evaluations of the search under one memory cap per unit of deterministic work in the budget."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Effort:
-    """How far the search goes."""
-
-    evaluations: int
-    enough_ticks: int
-    """Step time at which it stops."""
-    ladders: tuple[tuple[Caps, ...], ...]
+_NOTICEABLY_LESS = 0.98
+"""Share of the peak as captured below which another order of the compute is taken for it."""
+_TRIED_AGAIN = 3
+"""Partitions that are laid out anew under the next memory cap, the fastest first."""
 
 
 def solve_large(task: Task, like: Scored | None) -> Answer:
     """Return the best schedule that the search finds; the buckets of ``like`` are tried, too."""
     at, options = task.fitting, task.options
     bound = _bound_where_cut(task)
-    effort = _Effort(
+    at_least = bound
+    if at.mover is not None and not at.instance.arrays.on_path.any():
+        at_least = fixed_order_bound(at.instance)  # nothing to hide but the end: buckets first
+    search = _Climb(
+        task=task,
+        base=Search(
+            instance=at.instance.without_memory_cap(),
+            report=task.report,
+            max_evaluations=0,
+            floor_bytes=at.floor.peak_bytes,
+            use=task.report.use,
+        ),
         evaluations=max(1, int(options.budget * _EVALUATIONS_PER_WORK)),
         enough_ticks=near_enough(bound, options),
-        ladders=ladders(at.instance, at.floor.peak_bytes),
+        enough_as_captured_ticks=near_enough(at_least, options),
     )
-    task.report.use.planned = _planned_evaluations(task, effort)
-    search, blocks = _begun(task, effort)
-    search.portfolio()
     if like is not None:
         search.try_buckets(like.schedule.buckets)
-    if search.best is None:
-        least = just_in_time(search.instance)
-        schedule = expand(search.instance, least.program) if least is not None else None
+    climb(at.instance, at.floor.peak_bytes, search)
+    fastest = search.fastest(at.instance.caps.memory_cap_bytes)
+    if fastest is None:
+        least = just_in_time(at.instance)
+        schedule = expand(at.instance, least.program) if least is not None else None
         return Answer(schedule=schedule, bound=bound, solved_by=SolvedBy.JUST_IN_TIME)
-    if at.mover is None:
-        search.descend_by_ladders(effort.ladders, effort.evaluations, effort.enough_ticks)
-        return _finished(task, bound, search, effort)
-    if at.instance.arrays.on_path.any():
-        search = _with_best_order(at.mover, blocks, search, effort, options.time_slack)
-    else:  # nothing to hide but the end: buckets first, as near as the bound of this order
-        as_captured = np.array_equal(blocks, at.mover.captured)
-        at_least = fixed_order_bound(at.instance) if as_captured else bound
-        enough_ticks = near_enough(at_least, options)
-        search.descend_by_ladders(effort.ladders, effort.evaluations, enough_ticks)
-    worth = int(search.step_time_ticks * options.time_slack)
-    evaluations = effort.evaluations // _SHARE_OF_THE_END
-    search = with_shorter_tail(at.mover, search, worth, evaluations, effort.enough_ticks)
-    return _finished(task, bound, search, effort)
-
-
-def _planned_evaluations(task: Task, effort: _Effort) -> int:
-    """Return the evaluations of all searches at most; most problems need fewer."""
-    each = effort.evaluations
-    total = each * (1 + sum(map(len, effort.ladders)))
-    if task.fitting.mover is None:
-        return total
-    if task.fitting.instance.arrays.on_path.any():
-        total += each // _SHARE_AS_CAPTURED + 2 * _ROUNDS_OF_ORDERS * (each // 2)
-    return total + MOST_ROUNDS * (each // _SHARE_OF_THE_END)
+    return _finished(task, bound, search, fastest)
 
 
 def _bound_where_cut(task: Task) -> TimeBound:
@@ -106,125 +79,210 @@ def _bound_where_cut(task: Task) -> TimeBound:
     return any_order_bound(at.instance, at.mover.orders)
 
 
-def _begun(task: Task, effort: _Effort) -> tuple[Search, Ints]:
-    """Return a search around the compute as captured, or where its memory is short, around an order
-    with a lower peak; and the blocks of that order.
-    """
-    at = task.fitting
-    first = effort.evaluations
-    if at.mover is not None and at.instance.arrays.on_path.any():
-        first = max(1, first // _SHARE_AS_CAPTURED)
-    search = Search(
-        instance=at.instance,
-        report=task.report,
-        max_evaluations=first,
-        floor_bytes=at.floor.peak_bytes,
-        use=task.report.use,
-    )
-    if at.mover is None:
-        return search, np.zeros(0, dtype=np.int64)
-    lower = at.floor.lowered_within(at.instance.caps.memory_cap_bytes)
-    if lower is None:
-        return search, at.mover.captured
-    return search.around(at.mover.moved(lower.blocks), first), lower.blocks
-
-
-def _with_best_order(
-    mover: ComputeMover, blocks: Ints, search: Search, effort: _Effort, slack: float
-) -> Search:
-    """Return the best search of those around ``blocks`` and around better orders of the compute."""
-    search.improve(effort.enough_ticks)
-    moved = _with_compute_moved(mover, blocks, search, effort)
-    if moved.step_time_ticks <= search.step_time_ticks * _WORTH_MOVING:
-        return moved
-    if moved.step_time_ticks > effort.enough_ticks:
-        # buckets around the compute as captured may be worth as much
-        search = search.around(search.instance, effort.evaluations)
-        search.portfolio()
-        search.descend_by_ladders(effort.ladders, effort.evaluations, effort.enough_ticks)
-        again = _with_compute_moved(mover, blocks, search, effort)
-        moved = min(moved, again, key=lambda s: s.step_time_ticks)
-    # what is within the slack is soon lost where costs are wrong
-    return search if moved.step_time_ticks * (1 + slack) >= search.step_time_ticks else moved
-
-
-def _with_compute_moved(
-    mover: ComputeMover, blocks: Ints, search: Search, effort: _Effort
-) -> Search:
-    """Return the search around the best order of the compute that is found; ``search``, around
-    ``blocks``, where none is better.
-    """
-    best = search
-    for _ in range(_ROUNDS_OF_ORDERS):
-        assert best.best is not None
-        start = Moved(blocks=blocks, candidate=best.best)
-        found = mover.improve(start, search.instance.caps, effort.enough_ticks)
-        if np.array_equal(found.blocks, blocks):
-            break
-        blocks = found.blocks
-        around = search.around(mover.moved(blocks), effort.evaluations // 2)
-        around.consider(found.candidate)
-        around.portfolio()
-        around.improve(effort.enough_ticks)
-        assert around.best is not None
-        if best.step_time_ticks <= around.step_time_ticks:
-            break
-        best = around
-    return best
-
-
-def _finished(task: Task, bound: TimeBound, search: Search, effort: _Effort) -> Answer:
-    """Return the answer: windows decided, then lower memory and fewer launches within the slack."""
-    options = task.options
-    improved = improve(
-        search.pricer,
-        search.instance.caps,
-        search.program(),
-        replace(options, budget=options.budget * _SHARE_OF_WINDOWS),
-        stop_at_ticks=effort.enough_ticks,
-    )
-    time = evaluate(search.instance.arrays, improved.program).step_time_ticks
-    task.report("windows", time)
-    limit = slack_limit(time, options, task.made)
-    program, solved_by = improved.program, SolvedBy.WINDOWS
-    if search.best is not None and search.best.figures.step_time_ticks <= limit:
-        search.lower_memory(limit)
-        search.fewer_launches(limit)
-        program, solved_by = search.program(), SolvedBy.SEARCH
+def _finished(task: Task, bound: TimeBound, climbed: "_Climb", fastest: Found) -> Answer:
+    """Return the answer: of what is within the slack the least memory, then fewer launches."""
+    time = fastest.candidate.figures.step_time_ticks
+    limit = slack_limit(time, task.options, task.made)
+    smallest = climbed.smallest(limit)
+    assert smallest is not None
+    search = climbed.around(smallest, task.fitting.instance.caps, climbed.evaluations)
+    search.consider(smallest.candidate)
+    search.lower_memory(limit)
+    search.fewer_launches(limit)
     return Answer(
-        schedule=expand(search.instance, late_waits(search.instance, program)),
+        schedule=expand(search.instance, late_waits(search.instance, search.program())),
         bound=bound,
-        solved_by=solved_by,
+        solved_by=SolvedBy.SEARCH,
         fastest_ticks=time,
         limit_ticks=limit,
-        deterministic_work=improved.deterministic_work,
     )
 
 
-def ladders(instance: Instance, floor_bytes: int) -> tuple[tuple[Caps, ...], ...]:
-    """Return caps tighter than the stated ones, the tightest first: the search under looser caps
-    includes that under tighter ones.
+@dataclass(slots=True, kw_only=True)
+class _Climb:
+    """The search of one problem under ever looser memory caps."""
 
-    In prefetch a third and two thirds of the cap; in memory the floor, and one and three layers of
-    gathered weights above it, whatever the cap.
-    """
-    arrays, caps = instance.arrays, instance.caps
-    gathered = [
-        sum(
-            int(arrays.output_bytes[row[0]])
-            for row in period.collectives
-            if arrays.kind[row[0]] == ALL_GATHER and not arrays.on_path[row[0]]
+    task: Task
+    base: Search
+    """Around the compute as captured, without a memory cap; nothing is searched in it."""
+    evaluations: int
+    """Of a search under one memory cap."""
+    enough_ticks: int
+    """Step time at which the search stops."""
+    enough_as_captured_ticks: int
+    """Step time at which a search for buckets around the compute as captured stops."""
+    moved: Front = field(default_factory=Front)
+    """What was found around other orders of the compute."""
+
+    @property
+    def mover(self) -> ComputeMover | None:
+        return self.task.fitting.mover
+
+    @property
+    def on_path(self) -> bool:
+        """Whether collectives on the path make it worthwhile to move compute everywhere."""
+        return self.mover is not None and bool(self.base.instance.arrays.on_path.any())
+
+    def fastest(self, cap_bytes: int | None) -> Found | None:
+        """Return the fastest within the cap, of two as fast the one as captured."""
+        found = (self.base.front.fastest(cap_bytes), self.moved.fastest(cap_bytes))
+        return min(
+            (f for f in found if f is not None),
+            key=lambda f: f.candidate.figures.step_time_ticks,
+            default=None,
         )
-        for period in find_periods(arrays)
-    ]
-    memory = sorted({floor_bytes + layers * max(gathered, default=0) for layers in _RUNGS_LAYERS})
-    most = 0 if caps.max_prefetch is None else caps.max_prefetch
-    prefetch = sorted({most * thirds // 3 for thirds in (1, 2)})
-    return (
-        tuple(replace(caps, max_prefetch=rung) for rung in prefetch if rung < most),
-        tuple(
-            replace(caps, memory_cap_bytes=rung)
-            for rung in memory
-            if caps.memory_cap_bytes is None or rung < caps.memory_cap_bytes
-        ),
-    )
+
+    def fastest_ticks(self, cap_bytes: int | None) -> int | None:
+        """Return the step time of the fastest within the cap."""
+        found = self.fastest(cap_bytes)
+        return None if found is None else found.candidate.figures.step_time_ticks
+
+    def smallest(self, limit_ticks: int) -> Found | None:
+        """Return what has the least peak within a step time; of two that differ by less than a
+        share the one as captured, since moves that gain nothing are lost where costs are wrong.
+        """
+        captured = self.base.front.smallest(limit_ticks)
+        moved = self.moved.smallest(limit_ticks)
+        if captured is None or moved is None:
+            return captured or moved
+        least, other = (f.candidate.figures.peak_memory_bytes for f in (moved, captured))
+        return moved if least < other * _NOTICEABLY_LESS else captured
+
+    def is_done(self, cap_bytes: int | None) -> bool:
+        """Whether what fits the cap is so near a bound that the search stops."""
+        fastest, captured = self.fastest_ticks(cap_bytes), self.base.front.fastest(cap_bytes)
+        if fastest is None:
+            return False
+        if fastest <= self.enough_ticks:
+            return True
+        enough = self.enough_as_captured_ticks
+        return captured is not None and captured.candidate.figures.step_time_ticks <= enough
+
+    def try_buckets(self, buckets: Sequence[Bucket]) -> None:
+        """Consider these buckets under the caps as stated."""
+        self.base.within(self.task.fitting.instance.caps, self.evaluations).try_buckets(buckets)
+
+    def under(self, rung: Rung) -> None:
+        """Search under one memory cap."""
+        caps = replace(self.base.instance.caps, memory_cap_bytes=rung.cap_bytes)
+        evaluations = max(1, int(self.evaluations * rung.share))
+        if not rung.full:
+            self._briefly(caps, evaluations)
+        elif self.on_path:
+            self._with_orders(caps, evaluations)
+        else:
+            self._fully(caps, evaluations)
+        if rung.full and self.mover is not None:
+            self._with_shorter_tail(self.mover, caps, evaluations)
+
+    def _fully(self, caps: Caps, evaluations: int) -> None:
+        """Search from its own starts, then from what is known, too."""
+        search = self._around_captured(caps, evaluations)
+        known = self._known(search)
+        enough = self.enough_as_captured_ticks
+        search.portfolio()
+        if search.best is None:
+            return
+        for prefetch in _thirds(caps.max_prefetch):
+            search.look_below(replace(caps, max_prefetch=prefetch), enough)
+        search.descend_from_many(enough)
+        search.try_again(found.candidate for found in known)
+        search.improve(enough)
+
+    def _briefly(self, caps: Caps, evaluations: int) -> None:
+        """Search from the buckets of what is known."""
+        fastest = self.fastest(caps.memory_cap_bytes)
+        if fastest is None:
+            return
+        search = self.around(fastest, caps, evaluations)
+        search.consider(fastest.candidate)
+        search.try_again(found.candidate for found in self._known(search))
+        search.descend(self.enough_ticks)
+
+    def _known(self, search: Search) -> list[Found]:
+        """Return the fastest of what is known around the same order of the compute."""
+        found = [found for found in search.front if found.instance.arrays is search.instance.arrays]
+        return found[::-1][:_TRIED_AGAIN]
+
+    def _around_captured(self, caps: Caps, evaluations: int) -> Search:
+        """Return a search around the compute as captured, or where its memory is short, around an
+        order with a lower peak.
+        """
+        floor, search = self.task.fitting.floor, self.base.within(caps, evaluations)
+        lower = floor.lowered_within(caps.memory_cap_bytes)
+        if self.mover is None or lower is None:
+            return search
+        return replace(search.around(self.mover.moved(lower.blocks), evaluations), front=self.moved)
+
+    def around(self, found: Found, caps: Caps, evaluations: int) -> Search:
+        """Return a search around the order of ``found``."""
+        search = self.base.within(caps, evaluations)
+        if found.instance.arrays is search.instance.arrays:
+            return search
+        return replace(search.around(found.instance, evaluations), front=self.moved)
+
+    def _with_orders(self, caps: Caps, evaluations: int) -> None:
+        """Search around better orders of the compute than that of the fastest that is known; where
+        that does not have much less time than as captured, begin anew, too.
+        """
+        known = self.fastest(caps.memory_cap_bytes)
+        if known is not None:
+            search = self.around(known, caps, evaluations)
+            search.consider(known.candidate)
+            self._with_compute_moved(search, evaluations)
+        if known is not None and caps.memory_cap_bytes is not None:
+            return
+        search = self._around_captured(caps, evaluations // _SHARE_AS_CAPTURED)
+        search.portfolio()
+        if search.best is None:
+            return
+        search.improve(self.enough_ticks)
+        moved_ticks = self._with_compute_moved(search, evaluations)
+        if moved_ticks > max(search.step_time_ticks * _WORTH_MOVING, self.enough_ticks):
+            # buckets around the compute as captured may be worth as much
+            self._fully(caps, evaluations)
+            captured = self.base.front.fastest(caps.memory_cap_bytes)
+            if captured is not None:
+                search = self.around(captured, caps, evaluations)
+                search.consider(captured.candidate)
+                self._with_compute_moved(search, evaluations)
+
+    def _with_compute_moved(self, search: Search, evaluations: int) -> int:
+        """Search around better orders of the compute than that of ``search``, for its buckets;
+        return the best step time.
+        """
+        assert self.mover is not None
+        best = search
+        blocks = self.mover.blocks_of(search.instance.problem)
+        for _ in range(_ROUNDS_OF_ORDERS):
+            assert best.best is not None
+            start = Moved(blocks=blocks, candidate=best.best)
+            found = self.mover.improve(start, search.instance.caps, self.enough_ticks)
+            if np.array_equal(found.blocks, blocks):
+                break
+            blocks = found.blocks
+            around = search.around(self.mover.moved(blocks), evaluations // 2)
+            around = replace(around, front=self.moved)
+            around.consider(found.candidate)
+            around.portfolio()
+            around.improve(self.enough_ticks)
+            if best.step_time_ticks <= around.step_time_ticks:
+                break
+            best = around
+        return best.step_time_ticks
+
+    def _with_shorter_tail(self, mover: ComputeMover, caps: Caps, evaluations: int) -> None:
+        """Let less of the last reduction end after the compute of the fastest that is known."""
+        fastest = self.fastest(caps.memory_cap_bytes)
+        if fastest is None:
+            return
+        evaluations //= _SHARE_OF_THE_END
+        search = replace(self.around(fastest, caps, evaluations), front=self.moved)
+        search.consider(fastest.candidate)
+        worth = int(search.step_time_ticks * self.task.options.time_slack)
+        with_shorter_tail(mover, search, worth, evaluations, self.enough_ticks)
+
+
+def _thirds(most: int | None) -> Iterable[int]:
+    """Return a third and two thirds of the cap on prefetch, as far as they are tighter."""
+    return () if most is None else sorted({most // 3, most * 2 // 3} - {most})

@@ -18,8 +18,9 @@ from apsched.schedule.score import score
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import Ints
 from apsched.solver.program.to_schedule import expand
+from apsched.solver.search.front import Candidate
 from apsched.solver.search.late_waits import late_waits
-from apsched.solver.search.local_search import FIRST_POLICIES, Candidate, Search, policies
+from apsched.solver.search.local_search import FIRST_POLICIES, Search, policies
 from apsched.solver.search.start_partitions import families
 
 _ENOUGH_EVALUATIONS = 2**62

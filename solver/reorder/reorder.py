@@ -21,7 +21,8 @@ from apsched.solver.program.evaluate import trace
 from apsched.solver.program.program import NODE
 from apsched.solver.reorder.fill_stalls import FillLimits, Pass, Units, refill
 from apsched.solver.search.decoder import Decoder
-from apsched.solver.search.local_search import FIRST_POLICIES, Candidate
+from apsched.solver.search.front import Candidate
+from apsched.solver.search.local_search import FIRST_POLICIES
 
 _OVERRUNS = (1.0, 0.2)
 _SHARES_PUT_OFF = (0.25, 0.5, 1.0, 0.0)

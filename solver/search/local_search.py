@@ -6,7 +6,7 @@ machine.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 from apsched.solver.program.program import Figures, Program
 from apsched.solver.search.bucket_forms import flipped, flips, in_forms, like
 from apsched.solver.search.decoder import BudgetUse, Decoder
+from apsched.solver.search.front import Candidate, Front
 from apsched.solver.search.launch_policy import Policy
 from apsched.solver.search.neighbourhood import Move, Neighbourhood, TriedMoves
 from apsched.solver.search.open_bucket.partitions import open_bucket_partitions
@@ -47,31 +48,6 @@ _SHARE_OF_FORMS = 0.15
 """How many change the form of a bucket, where that has a price."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A partition under a policy, with its figures."""
-
-    labels: Ints
-    policy: Policy
-    steer_bytes: int | None
-    """Memory cap that the policy steered by; None for none."""
-    figures: Figures
-
-    @property
-    def value(self) -> tuple[int, int, int]:
-        """Step time, peak, launches: the order of the objectives."""
-        return (
-            self.figures.step_time_ticks,
-            self.figures.peak_memory_bytes,
-            self.figures.num_launches,
-        )
-
-    @property
-    def layout(self) -> tuple[Policy, int | None]:
-        """Everything but the partition that decides how it is laid out."""
-        return self.policy, self.steer_bytes
-
-
 @dataclass(slots=True)
 class Search:
     """One search: the problem, the caps, the best so far, and the evaluations left."""
@@ -86,10 +62,10 @@ class Search:
     """Counts the evaluations of this search and of those under tighter caps."""
     pricer: Pricer = field(init=False)
     best: Candidate | None = None
+    front: Front = field(default_factory=Front)
+    """What was found within the caps, here and in the searches that share it."""
     _judge: Decoder = field(init=False)
     _neighbourhood: Neighbourhood = field(init=False)
-    _below: Candidate | None = None
-    """The best under the loosest of the tighter caps looked at."""
     _is_spread: bool = False
     """Whether it has descended from other starts, too."""
     _tried: set[tuple[bytes, Policy, int | None]] = field(init=False, default_factory=set)
@@ -119,7 +95,16 @@ class Search:
             instance=instance.within(self.instance.caps),
             max_evaluations=max_evaluations,
             best=None,
-            _below=None,
+        )
+
+    def within(self, caps: Caps, max_evaluations: int) -> "Search":
+        """Return a new search for the same under other caps."""
+        return replace(
+            self,
+            instance=self.instance.within(caps),
+            max_evaluations=max_evaluations,
+            best=None,
+            _is_spread=False,
         )
 
     def program(self) -> Program:
@@ -137,7 +122,9 @@ class Search:
             if figures is None:
                 return None
             if self.keeps_caps(figures):
-                return Candidate(labels, policy, cap, figures)
+                candidate = Candidate(labels, policy, cap, figures)
+                self.front.offer(self.instance, candidate)
+                return candidate
             if (
                 cap is None
                 or self.instance.caps.memory_cap_bytes is None
@@ -161,6 +148,8 @@ class Search:
 
     def consider(self, candidate: Candidate | None) -> bool:
         """Keep ``candidate`` if it is better than the best."""
+        if candidate is not None:
+            self.front.offer(self.instance, candidate)
         if candidate is None or (self.best is not None and candidate.value >= self.best.value):
             return False
         self.best = candidate
@@ -221,44 +210,22 @@ class Search:
                 )
             )
 
-    def descend_by_ladders(
-        self, ladders: Sequence[Sequence[Caps]], num_evaluations: int, stop_at_ticks: int
-    ) -> None:
-        """Improve the start here, then under the tighter caps of each ladder, the tightest first,
-        and then under the caps themselves.
-        """
-        if any(ladders):  # from its own starts, too, not only from what fits tighter caps
-            self.descend_from_many(stop_at_ticks)
-        for ladder in ladders:
-            self._below = None
-            for rung in ladder:
-                if self.step_time_ticks > stop_at_ticks:
-                    self.look_below(rung, num_evaluations, stop_at_ticks)
-        self.improve(stop_at_ticks)
+    def try_again(self, candidates: Iterable[Candidate]) -> None:
+        """Consider the buckets of ``candidates`` under all policies, laid out within the caps."""
+        for candidate in candidates:
+            self.consider(self.evaluate(candidate.labels, *candidate.layout))
+            for policy in like(candidate.policy, policies(self.instance.arrays)):
+                self.consider(self.evaluate(candidate.labels, policy, None))
 
-    def look_below(self, caps: Caps, num_evaluations: int, stop_at_ticks: int) -> None:
-        """Search under tighter caps as if they were the caps, and keep what is better than the best
-        here.
-
-        Called with ever looser caps, each starts from what was found under those before, so that
-        the search under any of them is a part of the search under all looser ones.
+    def look_below(self, caps: Caps, stop_at_ticks: int) -> None:
+        """Search under a tighter cap on prefetch as if it were the cap, and keep what is better
+        than the best here.
         """
-        below = Search(
-            instance=self.instance.within(caps),
-            report=lambda stage, ticks: None,
-            max_evaluations=num_evaluations,
-            floor_bytes=self.floor_bytes,
-            use=self.use,
-        )
+        below = self.within(caps, self.max_evaluations)
         below.portfolio()
-        if self._below is not None:
-            below.descend(stop_at_ticks)
-            below.consider(self._below)
         below.improve(stop_at_ticks)
-        self._below = below.best
-        if below.best is not None and caps.max_prefetch != self.instance.caps.max_prefetch:
-            self._below = _kept_as_near(below.best, caps)
-        self.consider(self._below)
+        if below.best is not None:
+            self.consider(_kept_as_near(below.best, caps))
 
     def improve(self, stop_at_ticks: int) -> None:
         """Take moves that help until none does; then wander with half of the evaluations that are
@@ -281,9 +248,12 @@ class Search:
             self._is_spread = True
             best = self._starts(stop_at_ticks)
             for start in tuple(best):
-                self.best = start
-                self._sweep(self._neighbourhood.local, stop_at_ticks, "local moves")
-                best = [*best, self.best]
+                for periodic_first in (False, True):
+                    self.best = start
+                    if periodic_first:
+                        self._sweep(self._neighbourhood.periodic, stop_at_ticks, "periodic moves")
+                    self._sweep(self._neighbourhood.local, stop_at_ticks, "local moves")
+                    best = [*best, self.best]
             self.best = min(best, key=lambda candidate: candidate.value)
         self.descend(stop_at_ticks)
 
