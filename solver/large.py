@@ -183,7 +183,7 @@ class _Climb:
         search.portfolio()
         if search.best is None:
             return
-        for prefetch in _thirds(caps.max_prefetch):
+        for prefetch in thirds(caps.max_prefetch):
             search.look_below(replace(caps, max_prefetch=prefetch), enough)
         search.descend_from_many(enough)
         search.try_again(found.candidate for found in known)
@@ -283,6 +283,6 @@ class _Climb:
         with_shorter_tail(mover, search, worth, evaluations, self.enough_ticks)
 
 
-def _thirds(most: int | None) -> Iterable[int]:
+def thirds(most: int | None) -> Iterable[int]:
     """Return a third and two thirds of the cap on prefetch, as far as they are tighter."""
     return () if most is None else sorted({most // 3, most * 2 // 3} - {most})
