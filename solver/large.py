@@ -13,7 +13,7 @@ from apsched.schedule.schedule import Bucket
 from apsched.solver.answer import Answer, Task, near_enough, slack_limit
 from apsched.solver.bounds.best import any_order_bound, fixed_order_bound
 from apsched.solver.bounds.step_time import TimeBound
-from apsched.solver.memory_rungs import Rung, climb
+from apsched.solver.memory_rungs import Rung, climb, planned_searches
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.reorder.shorten_tail import with_shorter_tail
@@ -35,7 +35,7 @@ _EVALUATIONS_PER_WORK = 300
 _NOTICEABLY_LESS = 0.98
 """Share of the peak as captured below which another order of the compute is taken for it."""
 _TRIED_AGAIN = 3
-"""Partitions that are laid out anew under the next memory cap, the fastest first."""
+"""Partitions that are laid out again under the next memory cap, the fastest first."""
 
 
 def solve_large(task: Task, like: Scored | None) -> Answer:
@@ -58,9 +58,10 @@ def solve_large(task: Task, like: Scored | None) -> Answer:
         enough_ticks=near_enough(bound, options),
         enough_as_captured_ticks=near_enough(at_least, options),
     )
+    task.report.use.planned = search.evaluations * planned_searches(at.instance, search.floor_bytes)
     if like is not None:
         search.try_buckets(like.schedule.buckets)
-    climb(at.instance, at.floor.peak_bytes, search)
+    climb(at.instance, search.floor_bytes, search)
     fastest = search.fastest(at.instance.caps.memory_cap_bytes)
     if fastest is None:
         least = just_in_time(at.instance)
@@ -115,6 +116,10 @@ class _Climb:
     """What was found around other orders of the compute."""
 
     @property
+    def floor_bytes(self) -> int:
+        return self.task.fitting.floor.peak_bytes
+
+    @property
     def mover(self) -> ComputeMover | None:
         return self.task.fitting.mover
 
@@ -149,12 +154,13 @@ class _Climb:
         return moved if least < other * _NOTICEABLY_LESS else captured
 
     def is_done(self, cap_bytes: int | None) -> bool:
-        """Whether what fits the cap is so near a bound that the search stops."""
-        fastest, captured = self.fastest_ticks(cap_bytes), self.base.front.fastest(cap_bytes)
-        if fastest is None:
-            return False
-        if fastest <= self.enough_ticks:
-            return True
+        """Whether what fits the cap is so near the bound that the search stops."""
+        fastest = self.fastest_ticks(cap_bytes)
+        return fastest is not None and fastest <= self.enough_ticks
+
+    def has_buckets(self, cap_bytes: int | None) -> bool:
+        """Whether no other buckets around the compute as captured can be noticeably faster."""
+        captured = self.base.front.fastest(cap_bytes)
         enough = self.enough_as_captured_ticks
         return captured is not None and captured.candidate.figures.step_time_ticks <= enough
 
@@ -166,7 +172,9 @@ class _Climb:
         """Search under one memory cap."""
         caps = replace(self.base.instance.caps, memory_cap_bytes=rung.cap_bytes)
         evaluations = max(1, int(self.evaluations * rung.share))
-        if not rung.full:
+        if self.has_buckets(rung.cap_bytes):
+            pass  # only the end of the step is left
+        elif not rung.full:
             self._briefly(caps, evaluations)
         elif self.on_path:
             self._with_orders(caps, evaluations)
@@ -223,7 +231,7 @@ class _Climb:
 
     def _with_orders(self, caps: Caps, evaluations: int) -> None:
         """Search around better orders of the compute than that of the fastest that is known; where
-        that does not have much less time than as captured, begin anew, too.
+        that does not have much less time than as captured, begin again, too.
         """
         known = self.fastest(caps.memory_cap_bytes)
         if known is not None:
@@ -272,15 +280,16 @@ class _Climb:
         return best.step_time_ticks
 
     def _with_shorter_tail(self, mover: ComputeMover, caps: Caps, evaluations: int) -> None:
-        """Let less of the last reduction end after the compute of the fastest that is known."""
-        fastest = self.fastest(caps.memory_cap_bytes)
-        if fastest is None:
-            return
+        """Let less of the last reduction end after the compute, from the fastest as captured and
+        from the fastest of all."""
         evaluations //= _SHARE_OF_THE_END
-        search = replace(self.around(fastest, caps, evaluations), front=self.moved)
-        search.consider(fastest.candidate)
-        worth = int(search.step_time_ticks * self.task.options.time_slack)
-        with_shorter_tail(mover, search, worth, evaluations, self.enough_ticks)
+        cap = caps.memory_cap_bytes
+        starts = (self.base.front.fastest(cap), self.fastest(cap))
+        for start in {id(start): start for start in starts if start is not None}.values():
+            search = replace(self.around(start, caps, evaluations), front=self.moved)
+            search.consider(start.candidate)
+            worth = int(search.step_time_ticks * self.task.options.time_slack)
+            with_shorter_tail(mover, search, worth, evaluations, self.enough_ticks)
 
 
 def thirds(most: int | None) -> Iterable[int]:

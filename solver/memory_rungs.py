@@ -59,7 +59,7 @@ class Rung:
     cap_bytes: int | None
     """``None`` for the last one: as much as a schedule takes."""
     full: bool
-    """Whether the search under it begins anew, too; a short one goes on from what is known."""
+    """Whether the search under it begins again, too; a short one goes on from what is known."""
     share: float
     """Of the evaluations of one search."""
 
@@ -86,6 +86,16 @@ def climb(instance: Instance, floor_bytes: int, climber: Climber) -> None:
             flat = 0 if last is None or after < last * (1 - _GAIN) else flat + 1
             last = after
     climber.under(Rung(cap_bytes=None, full=True, share=1.0))
+
+
+def planned_searches(instance: Instance, floor_bytes: int) -> float:
+    """Return how many searches the caps up to that of ``instance`` take at most."""
+    cap = instance.caps.memory_cap_bytes
+    return 1.0 + sum(
+        rung.share
+        for rung in rungs(instance, floor_bytes)
+        if cap is None or rung.cap_bytes is None or rung.cap_bytes <= cap
+    )
 
 
 def rungs(instance: Instance, floor_bytes: int) -> Iterator[Rung]:

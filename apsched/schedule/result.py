@@ -33,7 +33,6 @@ class SolvedBy(StrEnum):
     START = "start"
     CP_SAT = "cp-sat"
     JUST_IN_TIME = "just in time"
-    WINDOWS = "windows"
     SEARCH = "search"
     ANOTHER_CAP = "another cap"
     ALONG_CAPS = "search along caps"

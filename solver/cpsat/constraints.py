@@ -276,11 +276,10 @@ def transfers(v: Variables) -> None:
             present
         )
         v.model.add(v.step_time >= v.transfer_end[h]).only_enforce_if(present)
-        if h not in v.boundary.pinned:  # the wait of a pinned one stands behind the window
-            _, work = _steps_and_work(v, StepKind.WAIT, h)
-            v.model.add(v.units[StepKind.WAIT, h].end >= v.transfer_end[h] + work).only_enforce_if(
-                present
-            )
+        _, work = _steps_and_work(v, StepKind.WAIT, h)
+        v.model.add(v.units[StepKind.WAIT, h].end >= v.transfer_end[h] + work).only_enforce_if(
+            present
+        )
 
 
 def stream_order(v: Variables) -> None:
@@ -425,45 +424,6 @@ def prefetch(v: Variables) -> None:
             )
 
 
-def boundary(v: Variables) -> None:
-    """(18) Boundary of a window: the effect of the rest of the program, in ticks from the beginning
-    of the window.
-
-    tb[h] >= what its stream still carries;  s[k] >= the end of an earlier transfer that k waits
-    for; Z >= s[m], e[i] + what follows on the compute stream;  Z >= te[h] + what follows on its
-    stream, or after its wait; a pinned launch keeps its slot and its place among the others there
-    """
-    edge = v.boundary
-    assert v.step_time is not None
-    for h in v.alone:
-        stream = int(v.arrays.stream[h])
-        v.model.add(v.transfer_begin[h] >= edge.stream_free_ticks.get(stream, 0))
-        later = max(edge.after_stream_ticks.get(stream, 0), edge.after_transfer_ticks.get(h, 0))
-        if later:
-            v.model.add(v.step_time >= v.transfer_end[h] + later).only_enforce_if(v.joins[h, h])
-    for k, ticks in edge.release_ticks.items():
-        v.model.add(v.compute_begin[k] >= ticks)
-    for c, k in edge.awaited.items():
-        v.model.add(v.compute_begin[k] >= v.transfer_end[c])
-    if edge.after_compute_ticks:
-        v.model.add(v.step_time >= v.compute_begin[-1] + edge.after_compute_ticks)
-        for unit in v.units.values():
-            v.model.add(v.step_time >= unit.end + edge.after_compute_ticks).only_enforce_if(
-                unit.present
-            )
-    num_compute = len(v.arrays.compute_ticks)
-    for c, slot in edge.pinned.items():
-        if slot > 0:
-            v.model.add(v.after_compute[(StepKind.START, c), slot - 1] == 1)
-        if slot < num_compute:
-            v.model.add(v.after_compute[(StepKind.START, c), slot] == 0)
-        if num_compute:
-            v.model.add(v.after_compute[(StepKind.WAIT, c), num_compute - 1] == 1)
-    for (c, first), (d, second) in combinations(edge.pinned.items(), 2):
-        if first == second:  # as they stand in the program, which numbered them in that order
-            v.model.add(_order(v, (StepKind.START, c), (StepKind.START, d)) == 1)
-
-
 ALL = (
     membership,
     heads,
@@ -482,7 +442,6 @@ ALL = (
     memory,
     in_flight,
     prefetch,
-    boundary,
     plan,
     forms,
     order_of_the_compute,

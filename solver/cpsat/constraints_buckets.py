@@ -73,7 +73,7 @@ def _at_least_price(
 
 
 def forms(v: Variables) -> None:
-    """(20) Forms: who is in a coalesced bucket, and who has memory of its own.
+    """(19) Forms: who is in a coalesced bucket, and who has memory of its own.
 
     j[c,h] = x[c,h] and w[h];   w[h] implies not x[c,h] for c that cannot be in one
     l[c] = y[c] + sum_h j[c,h]

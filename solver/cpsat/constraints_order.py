@@ -1,4 +1,4 @@
-"""Constraint (21): the order of the compute where the model decides it (see
+"""Constraint (20): the order of the compute where the model decides it (see
 ``apsched.solver.cpsat.constraints``).
 """
 
@@ -7,7 +7,7 @@ from apsched.solver.cpsat.variables import Variables
 
 
 def order_of_the_compute(v: Variables) -> None:
-    """(21) Order of the compute: blocks stand before one another, keep the cap on moves, and run
+    """(20) Order of the compute: blocks stand before one another, keep the cap on moves, and run
     one after the other.
 
     for all blocks A, B:  r[B] = sum_A n[A] o[A,B],  |r[B] - first[B]| <= max move

@@ -1,11 +1,11 @@
-"""Constraint (19): the user's plan (see ``apsched.solver.cpsat.constraints``)."""
+"""Constraint (18): the user's plan (see ``apsched.solver.cpsat.constraints``)."""
 
 from apsched.schedule.schedule import StepKind
 from apsched.solver.cpsat.variables import Variables
 
 
 def plan(v: Variables) -> None:
-    """(19) Plan: the members of a group share a bucket; launches and waits have the places of the
+    """(18) Plan: the members of a group share a bucket; launches and waits have the places of the
     plan.
 
     x[c,h] = x[d,h] for all h and c, d of one group

@@ -20,7 +20,6 @@ from apsched.solver.arrays.reordered import Orders
 from apsched.solver.cpsat import constraints
 from apsched.solver.cpsat.compute_order import in_any_order
 from apsched.solver.cpsat.variables import (
-    Boundary,
     Unit,
     Variables,
     create_variables,
@@ -55,12 +54,11 @@ class ExactModel:
         self,
         instance: Instance,
         horizon_ticks: int,
-        boundary: Boundary | None = None,
         orders: Orders | None = None,
     ) -> None:
         self.instance = instance
         compute_order = in_any_order(orders, instance.caps) if orders is not None else None
-        self.variables = create_variables(instance, horizon_ticks, boundary, compute_order)
+        self.variables = create_variables(instance, horizon_ticks, compute_order)
         for constraint in constraints.ALL:
             constraint(self.variables)
 

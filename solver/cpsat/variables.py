@@ -40,30 +40,6 @@ class UnitVariables:
     """e: ticks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Boundary:
-    """The rest of a larger program, as a window sees it; empty if the whole problem is modelled."""
-
-    stream_free_ticks: dict[int, int] = field(default_factory=dict)
-    """Stream -> end of the transfers that were launched before the window."""
-    release_ticks: dict[int, int] = field(default_factory=dict)
-    """Compute node -> when a transfer from before the window ends that it waits for."""
-    after_compute_ticks: int = 0
-    """From the end of the window's last operation to the end of the step, along the compute
-    stream.
-    """
-    after_stream_ticks: dict[int, int] = field(default_factory=dict)
-    """Stream -> from the end of the window's last transfer on it to the end of the step."""
-    after_transfer_ticks: dict[int, int] = field(default_factory=dict)
-    """Pinned collective -> from the end of its transfer, which is waited for behind the window, to
-    the end of the step.
-    """
-    pinned: dict[int, int] = field(default_factory=dict)
-    """Collective that belongs to the rest but is launched in the window -> the slot where it is."""
-    awaited: dict[int, int] = field(default_factory=dict)
-    """Pinned collective -> the compute node of the window that waits for it, if any."""
-
-
 @dataclass(slots=True)
 class Variables:
     """All symbols of the formulation."""
@@ -76,7 +52,6 @@ class Variables:
     compute_order: ComputeOrder
     position_step: int
     """W"""
-    boundary: Boundary = field(default_factory=Boundary)
     joins: dict[tuple[int, int], cp_model.IntVar] = field(default_factory=dict)
     """x[c, h]: collective c is in the bucket headed by h (its lowest member)."""
     alone: dict[int, cp_model.IntVar] = field(default_factory=dict)
@@ -154,7 +129,6 @@ class Variables:
 def create_variables(
     instance: Instance,
     horizon_ticks: int,
-    boundary: Boundary | None = None,
     compute_order: ComputeOrder | None = None,
 ) -> Variables:
     """Return all variables with their domains, and the order literals of every pair of units; with
@@ -170,7 +144,6 @@ def create_variables(
         horizon_ticks=horizon_ticks,
         compute_order=compute_order or as_captured(arrays),
         position_step=attached + 2 * len(arrays.kind) + 2,
-        boundary=boundary or Boundary(),
     )
     model = v.model
     pricer = Pricer(
@@ -180,9 +153,7 @@ def create_variables(
     )
     for h in range(len(arrays.kind)):
         for c in range(h, len(arrays.kind)):
-            if c == h or (
-                not {c, h} & v.boundary.pinned.keys() and pricer.allowed((h, c), instance.caps)
-            ):
+            if c == h or pricer.allowed((h, c), instance.caps):
                 v.joins[c, h] = model.new_bool_var(f"x[{c},{h}]")
     for c, h in v.joins:
         if c != h and h not in v.coalesced and arrays.coalesces[c] and arrays.coalesces[h]:

@@ -60,11 +60,11 @@ def section(title: str) -> str:
 
 
 def test_constraints_are_numbered_in_order_in_the_document_and_in_the_code() -> None:
-    """(1) to (21): a heading with the function's name, the first words of its docstring, its place
+    """(1) to (20): a heading with the function's name, the first words of its docstring, its place
     in ``ALL``.
     """
     documented = [(number, function) for number, function in DOCUMENTED if number.isdigit()]
-    assert [number for number, _ in documented] == [str(n) for n in range(1, 22)]
+    assert [number for number, _ in documented] == [str(n) for n in range(1, 21)]
     assert [function for _, function in documented] == [
         function.__name__ for function in constraints.ALL
     ]
@@ -146,7 +146,7 @@ def test_each_part_of_the_fronts_is_implemented_once() -> None:
 def test_each_constraint_has_a_formula() -> None:
     """Between its heading and the next there is one."""
     parts = re.split(r"^#+ .*$", section("Constraints"), flags=re.MULTILINE)[1:]
-    assert len(parts) == 21
+    assert len(parts) == 20
     for part in parts:
         assert part.count("```math") >= 1
         assert part.count("```") % 2 == 0

@@ -16,7 +16,6 @@ from apsched.schedule.verify import verify
 from apsched.solver import solve
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import problem_arrays
-from apsched.solver.cpsat.windows.improve import improve
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.min_memory import is_small
 from apsched.solver.reorder.reorder import ComputeMover
@@ -151,33 +150,6 @@ def test_the_reduction_that_sticks_out_goes_early() -> None:
     captured, moved = (solve(problem, Caps(max_compute_move=most), QUICK) for most in (0, None))
     assert captured.fastest_ticks == 5 + 30 * 30 + 20 + 120
     assert moved.fastest_ticks == 5 + 30 * 30 + 20 + 5
-
-
-def test_no_window_is_spent_on_stalls_within_the_slack() -> None:
-    """120 ticks of 1525 stick out: with a slack of a tenth nothing is decided anew, without any it
-    is.
-    """
-    problem = with_an_embedding(20, gradient=40, last=12)
-    small = problem_arrays(problem)
-    search = Search(
-        instance=Instance(problem=problem, arrays=small, caps=Caps()),
-        report=lambda *_: None,
-        max_evaluations=50,
-        floor_bytes=0,
-    )
-    search.portfolio()
-    kept, decided = (
-        improve(
-            search.pricer,
-            Caps(),
-            search.program(),
-            SolveOptions(budget=0.1, time_slack=slack),
-            stop_at_ticks=0,
-        )
-        for slack in (0.1, 0.0)
-    )
-    assert kept.deterministic_work == 0
-    assert decided.deterministic_work > 0
 
 
 def test_memory_is_kept() -> None:

@@ -1,1 +1,0 @@
-"""CP-SAT on windows of a large program."""
