@@ -201,7 +201,7 @@ def _found(task: Task, answer: Answer, best: Scored, *, is_answer: bool) -> Solv
         bound_ticks=answer.bound.ticks,
         bound_source=answer.bound.source,
         baselines=task.made,
-        floor_memory_bytes=floor.peak_bytes,
+        floor_memory_bytes=min(floor.peak_bytes, best.peak_memory_bytes),
         floor_bound_bytes=floor.bound_bytes,
         fastest_ticks=answer.fastest_ticks or best.step_time_ticks,
         time_limit_ticks=later.limit_ticks,

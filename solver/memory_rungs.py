@@ -16,7 +16,7 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.layers import find_periods
 from apsched.solver.arrays.problem_arrays import ALL_GATHER
 
-_LAYERS = (0, 1, 3, 7, 15, 31, 63, 127)
+_LAYERS = (0, 1, 3, 10, 30, 90)
 """Layers of gathered weights above the floor at which the search is a full one."""
 _QUARTERS = 4
 """Short searches between the floor and one layer above it, and in each interval after that."""
@@ -26,8 +26,8 @@ floor.
 """
 
 
-_SHARE_BETWEEN = 0.5
-"""Of the evaluations, what a full search has between the floor and the one without a cap."""
+_SHARE_AT_THE_FLOOR = 1.5
+"""The evaluations of the first search over those of the others: nothing is known yet."""
 _SHARE_OF_A_SHORT_SEARCH = 0.03
 _IDLE = 2
 """Short searches in a row that gain nothing, after which those up to the next full one are left
@@ -105,7 +105,7 @@ def rungs(instance: Instance, floor_bytes: int) -> Iterator[Rung]:
     full = [floor_bytes + layers * layer for layers in _LAYERS]
     full = [cap for cap in full if cap < most]
     for low, high in zip(full, [*full[1:], most], strict=True):
-        share = 1.0 if low == floor_bytes else _SHARE_BETWEEN
+        share = _SHARE_AT_THE_FLOOR if low == floor_bytes else 1.0
         yield Rung(cap_bytes=low, full=True, share=share)
         step = max((high - low) // _QUARTERS, 1)
         if low > floor_bytes:

@@ -247,10 +247,10 @@ class Search:
         if not self._is_spread and not self._done(stop_at_ticks):
             self._is_spread = True
             best = self._starts(stop_at_ticks)
-            for start in tuple(best):
-                for periodic_first in (False, True):
+            for i, start in enumerate(tuple(best)):
+                for layers_first in (False, True) if i == 0 else (False,):
                     self.best = start
-                    if periodic_first:
+                    if layers_first:
                         self._sweep(self._neighbourhood.periodic, stop_at_ticks, "periodic moves")
                     self._sweep(self._neighbourhood.local, stop_at_ticks, "local moves")
                     best = [*best, self.best]
