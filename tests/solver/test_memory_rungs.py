@@ -88,4 +88,4 @@ def test_the_work_under_a_cap_is_a_part_of_that_under_a_looser_one(seed: int) ->
         if rung.cap_bytes is not None:
             part = looked(rung.cap_bytes)
             assert part == most[: len(part)]
-            assert part[-1] == rung
+            assert part[-1] == rung or part == most
