@@ -1,10 +1,12 @@
 """Output files of a command: all of them, or none."""
 
 import contextlib
+import json
 import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from apsched.atomic_files import StagedFile, stage_file
 from apsched.errors import ApschedError, InputError
@@ -55,6 +57,21 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> tuple[Path, ...]
                 folder.rmdir()
         raise
     return tuple(directory / name for name in files)
+
+
+def replaced_run(directory: Path, source: str, options: Mapping[str, Any]) -> str:
+    """Return a note if ``directory`` has a run with other options than ``options`` of ``source``,
+    which new files replace; else an empty text.
+    """
+    try:
+        report = json.loads((directory / "result.json").read_bytes())
+        before = {"": report["source"], **report["options"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    if before == json.loads(json.dumps({"": source, **options})):
+        return ""
+    stated = " ".join(f"{flag} {value}".strip() for flag, value in before.items())
+    return f"the files of an earlier run in {directory} are replaced: {stated}; -o keeps both"
 
 
 def write_or_rescue(directory: Path, files: Mapping[str, bytes]) -> tuple[tuple[Path, ...], str]:

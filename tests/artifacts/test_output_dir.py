@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from apsched.artifacts import output_dir as out_files
-from apsched.artifacts.output_dir import write_files, write_or_rescue
+from apsched.artifacts.output_dir import replaced_run, write_files, write_or_rescue
 from apsched.atomic_files import StagedFile, stage_file
 from apsched.errors import InputError
 from tests.conftest import Run
@@ -130,3 +130,20 @@ def test_where_one_file_fails_those_that_were_there_stay_as_they_were(
         write_files(tmp_path, {"a.json": b"new a", "b.json": b"new b"})
     found = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert found == {"a.json": b"old a", "b.json": b"old b"}
+
+
+def test_a_replaced_run_with_other_options_is_named(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(
+        json.dumps({"source": "a", "options": {"--mesh": "fsdp=4", "--seq": 64}})
+    )
+    assert replaced_run(tmp_path, "a", {"--mesh": "fsdp=4", "--seq": 64}) == ""
+    note = replaced_run(tmp_path, "a", {"--mesh": "fsdp=4"})
+    assert note.endswith("are replaced: a --mesh fsdp=4 --seq 64; -o keeps both")
+    assert replaced_run(tmp_path, "b", {"--mesh": "fsdp=4", "--seq": 64}) != ""
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"source": 1}'])
+def test_a_broken_run_is_replaced_without_a_note(tmp_path: Path, content: str) -> None:
+    (tmp_path / "result.json").write_text(content)
+    assert replaced_run(tmp_path, "a", {}) == ""
+    assert replaced_run(tmp_path / "none", "a", {}) == ""

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     import json
     from contextlib import ExitStack
 
-    from apsched.artifacts.output_dir import check_writable, write_or_rescue
+    from apsched.artifacts.output_dir import check_writable, replaced_run, write_or_rescue
     from apsched.artifacts.solved_files import add_files
     from apsched.artifacts.stated_options import stated_options
     from apsched.errors import ApschedError, RoundTripError
@@ -136,6 +136,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         if along:
             report["keep"]["along_caps"] = frontier_json(along)
         files[KEPT_FILE] = kept_file(step.best.kept)
+    replaced = replaced_run(target, args.source, report["options"])
     files["result.json"] = (json.dumps(report, indent=1) + "\n").encode()
     written, unwritten = write_or_rescue(target, files)
     if args.json:
@@ -149,7 +150,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         print_solved(
             results,
             written,
-            source.notes,
+            (*source.notes, *([replaced] if replaced else [])),
             stdout,
             rate=source.rate,
             metrics=args.metrics,
