@@ -38,19 +38,20 @@ def _all(pricer: Pricer, caps: Caps) -> Iterator[Ints]:
     blocks = [part_of(c.module) for c in pricer.problem.collectives]
     numbers = {block: i for i, block in enumerate(dict.fromkeys(blocks))}
     tags = np.array([numbers[block] for block in blocks], dtype=np.int64)
+    any_size = Caps(bucket_cap_bytes=caps.bucket_cap_bytes, max_topo_span=caps.max_topo_span)
     for byte_cap in (0, *BYTE_CAPS):
         limits = _within(caps, byte_cap)
         yield group(pricer, limits, keys)
         yield group(pricer, limits, keys, tags=tags)
     if caps.max_prefetch is not None:
         for number in _BLOCKS_TOGETHER:
-            yield group(pricer, _within(caps, 2**40), keys, tags=tags // number)
+            yield group(pricer, any_size, keys, tags=tags // number)
     slots_per_block = len(pricer.arrays.compute_ticks) / max(len({b for b in blocks if b}), 1)
     for most_bytes in _SMALL_BYTES:
         for reach in _REACHES:
             yield group(
                 pricer,
-                _within(caps, 2**40),
+                any_size,
                 keys,
                 most_bytes=most_bytes,
                 reach_slots=int(reach * slots_per_block),

@@ -1,7 +1,9 @@
 """Judge the claims of answers to random problems by all schedules that ``verify`` accepts, until
-the time is up; print how many are false, and the smallest problem found for each.
+the time is up or so many are judged; print how many are false, and the smallest problem found for
+each. Each process prints its counts after every 1,000 problems, and a false claim at once.
 
-usage: python tests/fuzz/run_bounds.py [--minutes 60] [--first-seed 0] [--processes 2]
+usage: python tests/fuzz/run_bounds.py [--minutes 60] [--problems 100000] [--first-seed 0]
+    [--processes 2]
 """
 
 import argparse
@@ -22,14 +24,18 @@ from apsched.schedule.simulate import simulate
 from tests.helpers.claims import BrokenClaim, answer, broken_claims, judged, random_case
 from tests.helpers.verify_oracle import TooLargeError
 
+_SHOWN_EVERY = 1_000
 
-def try_seeds(first_seed: int, every: int, seconds: float) -> tuple[Counter[str], list[str], float]:
+
+def try_seeds(
+    first_seed: int, every: int, seconds: float, problems: int
+) -> tuple[Counter[str], list[str], float]:
     """Return what was judged, counted, the false claims as text, and the seconds of processor time:
     of ``first_seed`` and each ``every``-th seed behind it.
     """
     end, seed, failures = time.monotonic() + seconds, first_seed, []
     counts: Counter[str] = Counter()
-    while time.monotonic() < end:
+    while time.monotonic() < end and counts["judged"] < problems:
         try:
             result, broken = judged(seed)
             counts["judged"] += 1
@@ -44,8 +50,16 @@ def try_seeds(first_seed: int, every: int, seconds: float) -> tuple[Counter[str]
         for claim in {b.claim: b for b in broken}.values():
             counts[f"false {claim.claim}"] += 1
             failures.append(_shortened(seed, claim))
+            print(f"{failures[-1]}\n", flush=True)
+        if counts["tried"] % _SHOWN_EVERY == 0:
+            print(f"up to seed {seed}: {_as_text(counts, failures)}", flush=True)
         seed += every
     return counts, failures, time.process_time()
+
+
+def _as_text(counts: Counter[str], failures: list[str]) -> str:
+    shown = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+    return f"{shown}; {len(failures)} claims are false"
 
 
 def _shortened(seed: int, broken: BrokenClaim) -> str:
@@ -129,6 +143,7 @@ def main() -> int:
         description="Judge claims of answers by all schedules that verify accepts."
     )
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--problems", type=int, default=sys.maxsize, help="at most")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
@@ -137,15 +152,16 @@ def main() -> int:
     failures: list[str] = []
     cpu_s = 0.0
     with ProcessPoolExecutor(every) as pool:
-        seconds = 60 * given.minutes
-        for found in [pool.submit(try_seeds, first + i, every, seconds) for i in range(every)]:
+        share = -(-given.problems // every)
+        started = [
+            pool.submit(try_seeds, first + i, every, 60 * given.minutes, share)
+            for i in range(every)
+        ]
+        for found in started:
             some, false, used_s = found.result()
             counts, failures, cpu_s = counts + some, failures + false, cpu_s + used_s
-    for failure in failures:
-        print(f"{failure}\n")
-    print(", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
+    print(f"in all: {_as_text(counts, failures)}")
     print(f"{counts['tried'] / cpu_s:.1f} in a second of processor time")
-    print(f"{len(failures)} claims are false")
     return 1 if failures else 0
 
 

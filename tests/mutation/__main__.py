@@ -122,7 +122,8 @@ def _unnoticed(entries: Iterable[dict]) -> dict[str, Mutant]:
     found = {}
     for entry in entries:
         if not is_noticed(entry) and not is_equivalent(entry):
-            change = tuple(entry[what] for what in ("function", "kind", "before", "after"))
+            now = entry | entry.get("renamed", {})  # names in it that are others by now
+            change = tuple(now[what] for what in ("function", "kind", "before", "after"))
             mutant = found_again(ROOT, entry["name"], change)
             if mutant is not None:
                 found[entry["name"]] = mutant

@@ -22,8 +22,8 @@ def table(record: dict[str, Any]) -> str:
         f"Written by `python -m tests.mutation --table`: {len(entries)} faults, seed"
         f" {record['seed']}. {record.get('remark', '')}".rstrip(),
         "",
-        "| part | faults | noticed at first | at last | equivalent | left |",
-        "| :-- | --: | --: | --: | --: | --: |",
+        "| part | faults | noticed at first | at last | equivalent | gone | heuristic | left |",
+        "| :-- | --: | --: | --: | --: | --: | --: | --: |",
     ]
     parts = sorted({_part(entry) for entry in entries})
     lines += [_row(part, [e for e in entries if _part(e) == part]) for part in parts]
@@ -58,14 +58,22 @@ def table(record: dict[str, Any]) -> str:
 
 def _row(part: str, entries: list[dict[str, Any]]) -> str:
     first, last = sum(map(_at_first, entries)), sum(map(is_noticed, entries))
-    equivalent = sum(not is_noticed(e) and is_equivalent(e) for e in entries)
-    left = len(entries) - last - equivalent
-    return f"| {part} | {len(entries)} | {first} | {last} | {equivalent} | {left} |"
+    unnoticed = Counter(_verdict(e) for e in entries if not is_noticed(e))
+    judged = [unnoticed[verdict] for verdict in ("equivalent", "gone", "heuristic")]
+    left = len(entries) - last - sum(judged)
+    return f"| {' | '.join(map(str, (part, len(entries), first, last, *judged, left)))} |"
 
 
 def is_equivalent(entry: dict[str, Any]) -> bool:
     """Whether its verdict is that no test can notice it."""
-    return bool(entry.get("why", "").startswith("equivalent"))
+    return _verdict(entry) == "equivalent"
+
+
+def _verdict(entry: dict[str, Any]) -> str:
+    """Return the first word of its verdict: ``equivalent``, ``gone`` (the code is no more),
+    ``heuristic`` (other schedules are tried, and no promise rests on which) or ``left``.
+    """
+    return str(entry.get("why", "")).split(":")[0]
 
 
 def is_noticed(entry: dict[str, Any]) -> bool:

@@ -172,9 +172,12 @@ def test_the_table_has_scores_and_what_is_left() -> None:
         entry(2, "survived", "killed"),
         entry(3, "survived", why="equivalent: a is never b"),
         entry(4, "uncovered"),
+        entry(5, "survived", why="gone: the file is no more"),
+        entry(6, "survived", why="heuristic: the size of a step"),
+        entry(7, "survived", why="left: not looked into"),
     ]
     text = table({"seed": 0, "mutants": entries})
-    assert "| solver | 4 | 1 | 2 | 1 | 1 |" in text
+    assert "| solver | 7 | 1 | 2 | 1 | 1 | 1 | 2 |" in text
     assert (
         "| solver/a.py:3 `f` | comparison: `a < b` to `a <= b` | equivalent: a is never b |" in text
     )

@@ -10,13 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from apsched.config import SolveOptions
+from apsched.config import Caps, SolveOptions
+from apsched.schedule.kernel_cuts import cuts_made
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.bounds.best import fixed_order_bound
-from tests.helpers.problems.strategies import layered_problem, random_caps
+from tests.helpers.problems.layered import Layer, layered
+from tests.helpers.problems.strategies import (
+    layered_problem,
+    random_caps,
+    random_problem,
+    with_cuts,
+    with_kernels,
+)
 from tests.workers.graphs import digest_worker
 
 QUICK = SolveOptions(budget=0.2)
@@ -51,6 +59,41 @@ def test_never_worse_than_a_baseline_and_never_over_a_cap(seed: int) -> None:
     )
     assert fixed_order_bound(Instance.of(problem, caps)).ticks <= result.best.step_time_ticks
     assert result.floor_bound_bytes <= result.floor_memory_bytes <= result.best.peak_memory_bytes
+
+
+@pytest.mark.usefixtures("by_search")
+def test_three_layers_are_as_fast_as_their_bound_but_for_one_tick() -> None:
+    """The best baseline, a bucket for each block, takes 4 ticks more."""
+    found = solve(layered([Layer()] * 3), Caps(max_compute_move=0), QUICK)
+    assert found.best is not None
+    assert found.best.step_time_ticks <= 333
+    assert min(b.step_time_ticks for b in found.baselines if b.fits) == 337
+    assert found.bound_ticks == 332
+
+
+@pytest.mark.usefixtures("by_search")
+def test_memory_is_lowered_at_the_same_step_time() -> None:
+    """The fastest schedule that search comes by holds 4608 bytes more than need be."""
+    problem = layered_problem(random.Random(1), num_layers=2)
+    found = solve(problem, Caps(max_compute_move=0), SolveOptions(budget=0.2, time_slack=0.0))
+    assert found.best is not None
+    assert found.best.step_time_ticks == found.fastest_ticks
+    assert found.best.peak_memory_bytes <= 254_976
+
+
+@pytest.mark.usefixtures("by_search")
+def test_kernels_are_cut_for_a_cap_below_what_whole_ones_need() -> None:
+    """The least peak of whole kernels is 15,872 bytes; the bound is that of schedules that cut
+    kernels, too.
+    """
+    problem = random_problem(random.Random(58), max_collectives=4, max_compute=6)
+    problem = with_cuts(with_kernels(problem, 58), 58)
+    caps = Caps(memory_cap_bytes=15_871, max_compute_move=None)
+    found = solve(problem, caps, QUICK)
+    assert found.best is not None
+    assert verify(problem, found.best.schedule, caps) == ()
+    assert cuts_made(problem, found.best.schedule)
+    assert 0 < found.bound_ticks <= found.best.step_time_ticks
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from apsched.schedule.schedule import as_captured
 from apsched.schedule.simulate import simulate
 from apsched.solver.solve import solve
 from apsched.writeback.hold_order import hold_order
+from apsched.writeback.in_flight import keep_what_is_sent
 from apsched.writeback.round_trip import round_trip
 from apsched.writeback.write_back import write_back
 from tests.helpers.graphs.inductor_code import (
@@ -178,6 +179,22 @@ def test_what_a_launch_needs_comes_before_it_and_the_rest_of_its_chain_behind(gr
     assert (calls[:2], calls[4:]) == (["kernel", "all_gather"], ["wait"])
 
 
+def test_what_a_launch_needs_through_a_view_comes_before_it(group):
+    """A view has no place of its own: the chain that it belongs to may not be put off for it."""
+
+    def step(x):
+        a = torch.sin(x)
+        started = c10d.all_gather_into_tensor(a.view(-1), WORLD_SIZE, group)
+        b = torch.exp(a)
+        return c10d.wait_tensor(started), b
+
+    held = hold_order(make_fx(step, tracing_mode="fake")(torch.ones(8, 8)))
+    held.graph.lint()
+    names = [node.name for node in held.graph.nodes]
+    order = [names.index(name) for name in ("sin", "view", "all_gather_into_tensor", "exp")]
+    assert order == sorted(order)
+
+
 def softmax_of_shards(group: str):
     """A chain of three results; a product and a launch can run between its first and the others."""
 
@@ -299,6 +316,14 @@ def test_what_is_sent_is_not_overwritten_in_flight(group, monkeypatch):
     num_launches, wrong = freed_in_flight(generated_code(hold_order(module)))
     assert num_launches == 1
     assert any("# reuse" in line for line in wrong)
+
+
+def test_a_gather_into_a_buffer_of_its_own_becomes_one_without(group):
+    kept = keep_what_is_sent(into_a_buffer(group, shared=False))
+    targets = [node.target for node in kept.graph.nodes]
+    assert c10d.all_gather_into_tensor.default in targets
+    assert c10d.all_gather_into_tensor_out.default not in targets
+    assert torch.ops.aten.empty.memory_format not in targets
 
 
 def test_where_that_cannot_be_helped_it_is_refused(group):

@@ -19,7 +19,7 @@ from apsched.compiler.settings import Settings
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
 from apsched.graph.export.export import export_graph
-from apsched.names import second_name
+from apsched.names import RUNNING, second_name
 from apsched.pipeline.result import result_of
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
@@ -28,6 +28,7 @@ from apsched.schedule.simulate import simulate
 from apsched.solver import solve
 from apsched.torch_compat.graphs import resolved_group
 from apsched.writeback.round_trip import round_trip
+from apsched.writeback.second_groups import running_second_groups
 from apsched.writeback.write_back import write_back
 from tests.helpers.graphs.toy_graphs import FlatCosts, capture_toy
 from tests.helpers.problems.by_hand import ByHand, line
@@ -64,6 +65,15 @@ def test_gathers_get_a_stream_of_their_own_on_the_same_links():
     assert beside.contention is not None
     assert beside.contention.links_of("dp") == beside.contention.links_of("dp+gathers") == (0,)
     assert with_second_groups(beside) is None
+
+
+def test_a_second_group_that_runs_is_used_again(monkeypatch: pytest.MonkeyPatch):
+    beside = with_second_groups(gather_behind_a_reduction())
+    assert beside is not None
+    monkeypatch.setitem(RUNNING, "17", "tp")
+    assert running_second_groups(beside) == {"dp+gathers": "dp+gathers"}
+    monkeypatch.setitem(RUNNING, "18", "dp")
+    assert running_second_groups(beside) == {"dp+gathers": "18"}
 
 
 def test_a_group_of_gathers_alone_needs_no_second():

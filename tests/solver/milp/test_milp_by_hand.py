@@ -67,3 +67,15 @@ def test_out_of_time_the_longest_path_and_the_relaxation_are_the_bound(
 
     monkeypatch.setattr(Engine, "run", only_relaxed)
     assert solve_milp(problem, Caps()).bound_ticks == 25 + 40
+
+
+def test_orders_that_only_tolerances_let_through_are_no_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where exact figures refuse whatever the solver comes up with, it is asked a few times more,
+    and then nothing is known: not that there is nothing.
+    """
+    monkeypatch.setattr("apsched.solver.milp.model._MOST_REFUSALS", 2)
+    monkeypatch.setattr("apsched.solver.milp.model.verify", lambda *_: ("over a limit",))
+    result = solve_milp(two_gathers(needed_by=(0, 0)), Caps())
+    assert (result.status, result.schedule) == ("unknown", None)

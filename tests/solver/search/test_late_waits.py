@@ -120,6 +120,54 @@ def test_a_wait_goes_as_far_as_memory_allows() -> None:
         assert evaluate(small, after).peak_memory_bytes == evaluate(small, before).peak_memory_bytes
 
 
+def test_bytes_that_were_freed_before_a_wait_do_not_hold_it_back() -> None:
+    """A gradient of 64 KiB, whose reduction the third node needs, is the peak. The wait for another
+    of 8 KiB may stand at the end, since by then those 64 KiB are free.
+    """
+    b = ByHand(prices={"reduce_scatter": line(10_000)})
+    large = b.compute("large", 20_000, b.input("x", 512), size=64 * KIB)
+    soon = b.wait("soon", b.start("reduce_scatter", "rs_large", large, 64 * KIB, KIB))
+    y = b.compute("y", 20_000, b.input("z", 512), size=8 * KIB)
+    g = b.wait("g", b.start("reduce_scatter", "rs_y", y, 8 * KIB, KIB))
+    at = b.compute("c2", 20_000, soon, size=512)
+    for k in range(3, 6):
+        at = b.compute(f"c{k}", 20_000, at, size=512)
+    problem = b.output(g, at)
+    small = problem_arrays(problem)
+    partition = Pricer(Instance.of(problem)).partition([(0,), (1,)])
+    table = [
+        *((NODE, 0), (LAUNCH, 0), (NODE, 1), (LAUNCH, 1), (WAIT, 0), (NODE, 2), (NODE, 3)),
+        *((WAIT, 1), (NODE, 4), (NODE, 5)),
+    ]
+    operation, argument = np.array(table, dtype=np.int64).T
+    before = Program(partition=partition, operation=operation.copy(), argument=argument.copy())
+    after = late_waits(Instance(problem=problem, arrays=small), before)
+    assert (after.operation[-1], after.argument[-1]) == (WAIT, 1)
+
+
+def test_a_wait_goes_up_to_the_launch_that_needs_it() -> None:
+    """A reduction, and an all-reduce of its result that is launched before the fifth node: the wait
+    goes from before the third node to before the fourth, the last place with no launch before it.
+    """
+    b = ByHand(prices={"reduce_scatter": line(10_000), "all_reduce": line(10_000)})
+    at = y = b.compute("y", 20_000, b.input("x", 512), size=8 * KIB)
+    g = b.wait("g", b.start("reduce_scatter", "rs_y", y, 8 * KIB, KIB))
+    r = b.wait("r", b.start("all_reduce", "ar_y", g, KIB, KIB, group="replicate"))
+    for k in range(1, 6):
+        at = b.compute(f"c{k}", 20_000, at, size=512)
+    big = b.compute("big", 20_000, at, size=64 * KIB)
+    problem = b.output(r, big)
+    small = problem_arrays(problem)
+    partition = Pricer(Instance.of(problem)).partition([(0,), (1,)])
+    table = [
+        *((NODE, 0), (LAUNCH, 0), (NODE, 1), (WAIT, 0), (NODE, 2), (NODE, 3), (LAUNCH, 1)),
+        *((NODE, 4), (NODE, 5), (NODE, 6), (WAIT, 1)),
+    ]
+    operation, argument = np.array(table, dtype=np.int64).T
+    before = Program(partition=partition, operation=operation.copy(), argument=argument.copy())
+    assert wait_of(late_waits(Instance(problem=problem, arrays=small), before)) == 3
+
+
 def test_a_wait_that_is_due_stays() -> None:
     problem = gradients(room=False)
     small = problem_arrays(problem)

@@ -16,10 +16,16 @@ from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.large import thirds
 from apsched.solver.program.evaluate import evaluate
 from apsched.solver.reorder.min_memory import least_memory
+from apsched.solver.search.launch_policy import Policy
 from apsched.solver.search.local_search import Search
 from apsched.solver.search.neighbourhood import CHANGE, CUT, JOIN, Move, TriedMoves, apply
 from apsched.solver.search.start_partitions import families
-from tests.helpers.problems.strategies import layered_problem, random_problem
+from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.problems.strategies import (
+    layered_problem,
+    problem_for_coalescing,
+    random_problem,
+)
 
 
 def searched(num_layers: int, max_evaluations: int) -> Search:
@@ -162,3 +168,42 @@ def test_a_cap_on_prefetch_starts_from_buckets_of_several_blocks_and_from_tighte
     assert list(thirds(9)) == [3, 6]
     assert list(thirds(1)) == [0]
     assert list(thirds(None)) == []
+
+
+def test_once_enough_is_found_no_other_form_is_tried() -> None:
+    problem = problem_for_coalescing(random.Random(1))
+    search = Search(
+        instance=Instance.of(problem), report=lambda *_: None, max_evaluations=400, floor_bytes=0
+    )
+    search.portfolio()
+    assert search.instance.arrays.coalesces.any()
+    before = search.evaluations
+    search._other_forms(search.step_time_ticks)
+    assert search.evaluations == before
+    search._other_forms(0)
+    assert search.evaluations > before
+
+
+def test_memory_is_lowered_to_what_one_gather_ahead_takes() -> None:
+    """Five layers of 100 ticks, each with a gather of 64 KiB in 100: the next has to be on its way
+    beside each, so two results are alive. Launched as early as can be all five are.
+    """
+    hand = ByHand(prices={"all_gather": line(100)})
+    shards = [hand.input(f"s{k}", 512, kept=True) for k in range(5)]
+    at = hand.compute("head", 100, hand.input("x", 512), size=512)
+    for k, shard in enumerate(shards):
+        wait = hand.wait(f"w{k}", hand.start("all_gather", f"ag{k}", shard, 512, 2**16))
+        at = hand.compute(f"c{k}", 100, at, wait, size=512)
+    search = Search(
+        instance=Instance.of(hand.output(at)),
+        report=lambda *_: None,
+        max_evaluations=400,
+        floor_bytes=0,
+    )
+    early = Policy(lead=np.inf, copy_out_early=True)
+    search.best = search.evaluate(np.arange(5), early, None)
+    assert search.best is not None
+    assert search.best.figures.peak_memory_bytes > 5 * 2**16
+    search.lower_memory(600)
+    assert search.best.figures.step_time_ticks == 600
+    assert 2 * 2**16 < search.best.figures.peak_memory_bytes < 3 * 2**16

@@ -14,7 +14,7 @@ from apsched.problem.problem import Problem
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.arrays.reordered import Orders
-from apsched.solver.bounds.any_order.bound import loose_program
+from apsched.solver.bounds.any_order.bound import InAnyOrder, _rows, loose_program
 from apsched.solver.bounds.any_order.chain import between, chain_bound, levels
 from apsched.solver.bounds.any_order.heads import Ticks, earliest
 from apsched.solver.bounds.any_order.jobs import ends_of
@@ -352,3 +352,29 @@ def test_what_is_captured_twice_the_cap_on_moves_before_an_item_has_ended() -> N
         3,
     )
     assert begin.tolist() == [0] * 7 + [10, 20, 30]
+
+
+def test_a_row_of_a_stream_has_its_own_transfers_alone() -> None:
+    """(V6) two gathers of 30 ticks and two reductions of 7 on a group of their own: in a row of one
+    stream the others cost nothing, alone or in a bucket (a tick less each: prices are rounded).
+    """
+    hand = ByHand(prices={"all_gather": line(0, 30), "reduce_scatter": line(0, 7)})
+    shards = [hand.input(f"s{i}", 512, kept=True) for i in range(2)]
+    gathers = [hand.start("all_gather", f"ag{i}", s, 512, 1024) for i, s in enumerate(shards)]
+    waits, outputs = [hand.wait(f"w{i}", start) for i, start in enumerate(gathers)], []
+    for i, wait in enumerate(waits):
+        gradient = hand.compute(f"g{i}", 10, wait, size=1024)
+        start = hand.start("reduce_scatter", f"rs{i}", gradient, 1024, 512, group="grads")
+        outputs.append(hand.wait(f"x{i}", start))
+    instance = Instance.of(hand.output(*outputs))
+    orders, costs = Orders(instance), costs_of(instance)
+    loose = loose_program(instance, orders, costs)
+    at = InAnyOrder(instance=instance, loose=loose, ends=ends_of(loose, None), costs=costs)
+    of_gathers, of_reductions = _rows(at)[2:4], _rows(at)[4:6]
+    for (critical, whole), transfers, least in (
+        (of_gathers, [30, 30, 0, 0], [29, 29, 0, 0]),
+        (of_reductions, [0, 0, 7, 7], [0, 0, 6, 6]),
+    ):
+        for row in (critical, whole):
+            assert row.alone.tolist() == transfers
+            assert [round(ticks) for ticks in row.shared] == least
