@@ -192,6 +192,10 @@ def optimize(
         group_ranks=group_ranks,
         on_error=on_error,
     )
+    return _optimized(gm, settings)
+
+
+def _optimized(gm: torch.fx.GraphModule, settings: Settings) -> torch.fx.GraphModule:
     try:
         fast = scheduled(capture_graph(gm), settings)
         found = fast.meta[RESULT].assumptions

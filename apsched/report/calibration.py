@@ -24,37 +24,13 @@ def print_profile(
     """Print measured times next to those that the costs predict, and the nodes that do not
     match.
     """
-    rows = _rows(profile, prediction)
     if as_json:
-        content = {
-            "file": path,
-            "device": profile.costs.device,
-            "steps": profile.num_steps,
-            "steps_used": profile.num_used,
-            "nodes": profile.num_nodes,
-            "nodes_matched": profile.num_matched,
-            "streams": {
-                what: {"measured_us": measured, "predicted_us": predicted}
-                for what, measured, predicted in rows
-            },
-            "unmatched": [asdict(entry) for entry in profile.unmatched],
-            "missing": [
-                {"operation": operation, "nodes": count} for operation, count in profile.missing
-            ],
-            "missing_us": prediction.unpriced_us,
-            "other_collectives": [
-                {"kind": kind, "in_step": in_step, "in_graph": in_graph}
-                for kind, in_step, in_graph in profile.other_collectives
-            ],
-            "late_share": profile.late_share,
-            "sizes": dict(profile.costs.sizes),
-        }
-        print_json(stdout, **content)
+        print_json(stdout, **_profile_json(profile, prediction, path))
         return
     out = console(stdout)
     figures = ("measured", "predicted", "difference")
     table = plain_table("", *figures, right=figures)
-    for what, measured, predicted in rows:
+    for what, measured, predicted in _rows(profile, prediction):
         table.add_row(
             what,
             show_us(measured),
@@ -101,6 +77,33 @@ def print_profile(
             [f"{count:5d} x  {operation}" for operation, count in profile.missing],
         )
     _print_file(out, profile.costs, path)
+
+
+def _profile_json(profile: Profile, prediction: Prediction, path: str) -> dict[str, Any]:
+    """Return what ``--json`` prints of a profile."""
+    return {
+        "file": path,
+        "device": profile.costs.device,
+        "steps": profile.num_steps,
+        "steps_used": profile.num_used,
+        "nodes": profile.num_nodes,
+        "nodes_matched": profile.num_matched,
+        "streams": {
+            what: {"measured_us": measured, "predicted_us": predicted}
+            for what, measured, predicted in _rows(profile, prediction)
+        },
+        "unmatched": [asdict(entry) for entry in profile.unmatched],
+        "missing": [
+            {"operation": operation, "nodes": count} for operation, count in profile.missing
+        ],
+        "missing_us": prediction.unpriced_us,
+        "other_collectives": [
+            {"kind": kind, "in_step": in_step, "in_graph": in_graph}
+            for kind, in_step, in_graph in profile.other_collectives
+        ],
+        "late_share": profile.late_share,
+        "sizes": dict(profile.costs.sizes),
+    }
 
 
 def print_measured(measured: "Measured", path: str, stdout: TextIO, *, as_json: bool) -> None:

@@ -241,22 +241,7 @@ def plot_memory(
             alpha=0.75,
             label=KEPT_ACROSS,
         )
-    if problem.kept_bytes:
-        ax.axhline(
-            problem.kept_bytes / scale,
-            color="#666666",
-            linestyle=":",
-            linewidth=1.2,
-            label="kept by the caller",
-        )
-    if cap_bytes is not None:
-        ax.axhline(
-            cap_bytes / scale,
-            color=CAP_COLOR,
-            linestyle="--",
-            linewidth=1.5,
-            label=f"cap {cap_bytes / scale:.4g} {unit}",
-        )
+    _plot_levels(ax, problem.kept_bytes, cap_bytes, scale, unit)
     if live:
         peak = max(range(len(live)), key=live.__getitem__)
         ax.plot(
@@ -273,6 +258,26 @@ def plot_memory(
     ax.set_ylabel(f"memory ({unit})")
     _legend(ax)
     return ax
+
+
+def _plot_levels(ax: "Axes", kept_bytes: int, cap_bytes: int | None, scale: int, unit: str) -> None:
+    """Draw what the caller keeps, and the cap, as lines from end to end."""
+    if kept_bytes:
+        ax.axhline(
+            kept_bytes / scale,
+            color="#666666",
+            linestyle=":",
+            linewidth=1.2,
+            label="kept by the caller",
+        )
+    if cap_bytes is not None:
+        ax.axhline(
+            cap_bytes / scale,
+            color=CAP_COLOR,
+            linestyle="--",
+            linewidth=1.5,
+            label=f"cap {cap_bytes / scale:.4g} {unit}",
+        )
 
 
 def _alive(problem: Problem, schedule: Schedule, storages: Collection[int]) -> list[int]:

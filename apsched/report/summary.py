@@ -289,7 +289,7 @@ def summary_lines(result: Result) -> tuple[str, ...]:
     if result.best is None or result.chosen is None:
         return (f"{name}: no schedule fits; memory cap {cap}",)
     chose, answer = result.chosen, result.answer
-    lines = [
+    lines = (
         (
             f"{name}: {answer.status}, step time {show_us(result.step_time_us or 0.0)}, bound"
             f" {show_us(result.bound_us)} ({answer.bound_source}), gap {100 * result.gap:.3f} %"
@@ -310,7 +310,13 @@ def summary_lines(result: Result) -> tuple[str, ...]:
             f" prefetch {chose.prefetch}, in flight"
             f" {show_bytes(chose.in_flight_bytes)}{_forms(result)}"
         ),
-    ]
+    )
+    return (*lines, *_option_lines(result), *_check_lines(result))
+
+
+def _option_lines(result: Result) -> list[str]:
+    """Return a line for each option that is on, and for the sources of costs."""
+    lines = []
     if result.problem.contention is not None:
         lines.append(f"  contention: {result.problem.contention}")
     if result.robustness is not None:
@@ -341,7 +347,12 @@ def summary_lines(result: Result) -> tuple[str, ...]:
             f"  bitwise costs {cost}: the fastest found without it takes"
             f" {show_us(result.bitwise.step_time_us)}"
         )
-    lines += [
+    return lines
+
+
+def _check_lines(result: Result) -> list[str]:
+    """Return the baselines that are faster, if any, and the outcome of the round trip."""
+    lines = [
         f"  NOT the fastest: {score.name} fits and is"
         f" {show_us(result.step_time_us - ticks_to_us(score.step_time_ticks))} faster"
         for score in result.beaten_by
@@ -352,7 +363,7 @@ def summary_lines(result: Result) -> tuple[str, ...]:
         lines.append(
             f"  round trip: the rewritten graph, exported and simulated again, is {exactness}"
         )
-    return tuple(lines)
+    return lines
 
 
 def print_solved(

@@ -91,14 +91,7 @@ def partitioned_graphs(
         num_outputs = num_fwd_outputs
 
         def parted(joint: Any) -> Any:
-            primals = [
-                node
-                for node in joint.graph.find_nodes(op="placeholder")
-                if node.name.startswith("primals")
-            ]
-            options["static_lifetime_input_indices"] = [
-                i for i, node in enumerate(primals) if is_static(node)
-            ]
+            options["static_lifetime_input_indices"] = _static_inputs(joint, is_static)
             return min_cut_rematerialization_partition(
                 joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options
             )
@@ -107,9 +100,8 @@ def partitioned_graphs(
             otherwise, seen = beside
             seen(parted(_without_duplicates(otherwise(joint)))[0])
         joint = _without_duplicates(prepare(joint))
-        if saves(joint):
-            return _partition_saving(joint, saves(joint), num_fwd_outputs)
-        return parted(joint)
+        saved = saves(joint)
+        return _partition_saving(joint, saved, num_fwd_outputs) if saved else parted(joint)
 
     def keep(name: str) -> Any:
         def compiler(graph: Any, _: Any) -> Callable[..., None]:
@@ -137,6 +129,13 @@ def partitioned_graphs(
         with _symbols_for_data():
             trace(ignore_shape_env=True)  # sizes of inputs are as they are
     return graphs["forward"], graphs.get("backward"), num_outputs
+
+
+def _static_inputs(joint: Any, is_static: Callable[[Any], bool]) -> list[int]:
+    """Return the places of the primals that live anyway."""
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    primals = [node for node in placeholders if node.name.startswith("primals")]
+    return [i for i, node in enumerate(primals) if is_static(node)]
 
 
 @contextlib.contextmanager

@@ -102,7 +102,6 @@ def build_from_config(
     path = path / "config.json" if path.is_dir() else path
     fields = read_config(path)
     options = options or ModelOptions()
-    transformers = _transformers()
     for what, value in (("seq_len", seq_len), ("batch", batch)):
         if value < 1:
             raise InputError(f"{what} must be at least 1; found {value}")
@@ -121,37 +120,24 @@ def build_from_config(
     family = FAMILIES[fields["model_type"]]
     if num_layers is not None:
         fields["num_hidden_layers"] = num_layers
-    config = accepted(path, lambda: getattr(transformers, family.config).from_dict(fields))
+    config = accepted(path, lambda: getattr(_transformers(), family.config).from_dict(fields))
     _check(path, config, family, mesh, seq_len, batch)
-    transformers.AttentionInterface.register(_ATTENTION, _causal_attention)
-    config._attn_implementation = _ATTENTION
-    if family.has_experts:
-        config._experts_implementation = "grouped_mm"  # sizes that do not depend on the routing
+    module = _on_meta(path, config, family)
     meshes = build_meshes(mesh, "cpu")
-    tp = group_of(meshes.dense, "tp")
-    with torch.device("meta"):
-        module: Any = accepted(path, lambda: getattr(transformers, family.model)(config))
-    if config.tie_word_embeddings:
-        module.lm_head.register_parameter("weight", None)
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
-    _make_trainable(module, tp, options, batch * seq_len * mesh.data_parallel_size)
+    num_tokens = batch * seq_len * mesh.data_parallel_size
+    _make_trainable(module, group_of(meshes.dense, "tp"), options, num_tokens)
     with nullcontext() if materialize else FakeTensorMode():
-        device = torch.device("cpu")
         shard_parameters(
             module,
             meshes,
             options,
-            device=device,
+            device=torch.device("cpu"),
             values=initial_values(seed) if materialize else None,
         )
         _fill_buffers(module, config)
         shape = (batch, seq_len + 1)
-        tokens = (
-            real_tokens(config.vocab_size, shape, mesh, seed)
-            if materialize
-            else torch.empty(shape, dtype=torch.int64)
-        )
-        inputs = (tokens[:, :-1].clone(), tokens[:, 1:].clone())
+        inputs = _inputs(config.vocab_size, shape, mesh, seed if materialize else None)
     return BuiltModel(
         name=f"hf:{path.name}",
         module=module,
@@ -161,6 +147,32 @@ def build_from_config(
         num_layers=config.num_hidden_layers,
         num_parameters=num_parameters,
     )
+
+
+def _on_meta(path: Path, config: Any, family: _Family) -> Any:
+    """Return the model of ``config`` without values; its attention is captured as one node."""
+    transformers = _transformers()
+    transformers.AttentionInterface.register(_ATTENTION, _causal_attention)
+    config._attn_implementation = _ATTENTION
+    if family.has_experts:
+        config._experts_implementation = "grouped_mm"  # sizes that do not depend on the routing
+    with torch.device("meta"):
+        module: Any = accepted(path, lambda: getattr(transformers, family.model)(config))
+    if config.tie_word_embeddings:
+        module.lm_head.register_parameter("weight", None)
+    return module
+
+
+def _inputs(
+    vocab_size: int, shape: tuple[int, int], mesh: MeshSpec, seed: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens and those that follow them; without ``seed`` they have no values."""
+    tokens = (
+        torch.empty(shape, dtype=torch.int64)
+        if seed is None
+        else real_tokens(vocab_size, shape, mesh, seed)
+    )
+    return tokens[:, :-1].clone(), tokens[:, 1:].clone()
 
 
 def _is_known(fields: Mapping[str, Any], mesh: MeshSpec) -> bool:

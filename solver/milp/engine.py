@@ -7,6 +7,7 @@ import re
 import tempfile
 import time
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import pulp
@@ -27,12 +28,20 @@ _CBC_OPTIONS = (
 _CBC_BOUND = re.compile(r"Lower bound:\s+(\S+)")
 
 
+class MilpStatus(StrEnum):
+    """What a solver knows of one objective."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+    UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The solver's answer for one objective."""
 
-    status: str
-    """``optimal``, ``feasible``, ``infeasible`` or ``unknown``."""
+    status: MilpStatus
     bound: float
     """No solution has a lower objective, within the solver's tolerances; -inf if it reported none.
     """
@@ -77,7 +86,7 @@ class Engine:
         """
         left = self.left_s
         if left is not None and left < 0.01:
-            return Answer(status="unknown", bound=-math.inf)
+            return Answer(status=MilpStatus.UNKNOWN, bound=-math.inf)
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "log"
             try:
@@ -105,10 +114,10 @@ class Engine:
         objective = float(pulp.value(model.objective) or 0.0)
         proven = _CBC_BOUND.findall(log_text)
         if model.sol_status == pulp.LpSolutionOptimal:
-            return Answer(status="optimal", bound=objective)
+            return Answer(status=MilpStatus.OPTIMAL, bound=objective)
         if model.status == pulp.LpStatusInfeasible:
-            return Answer(status="infeasible", bound=math.inf)
+            return Answer(status=MilpStatus.INFEASIBLE, bound=math.inf)
         bound = float(proven[-1]) if proven and not relaxed else -math.inf
         if model.sol_status == pulp.LpSolutionIntegerFeasible and not relaxed:
-            return Answer(status="feasible", bound=bound)
-        return Answer(status="unknown", bound=bound)
+            return Answer(status=MilpStatus.FEASIBLE, bound=bound)
+        return Answer(status=MilpStatus.UNKNOWN, bound=bound)

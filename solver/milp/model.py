@@ -69,7 +69,7 @@ from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Schedule, as_captured
 from apsched.schedule.simulate import Timeline, simulate
 from apsched.schedule.verify import verify
-from apsched.solver.milp.engine import CBC, Engine
+from apsched.solver.milp.engine import CBC, Engine, MilpStatus
 from apsched.solver.milp.events import Events, create_events
 from apsched.solver.milp.extract import schedule_of, sequential_ticks
 from apsched.solver.milp.memory import add_memory, byte_scale
@@ -88,7 +88,7 @@ _MOST_REFUSALS = 50
 class MilpResult:
     """The result of the MILP."""
 
-    status: str
+    status: MilpStatus
     """``optimal`` (all three objectives proven), ``feasible``, ``infeasible`` or ``unknown`` (out
     of time, nothing found).
     """
@@ -165,19 +165,18 @@ class _Milp:
     def solve(self) -> MilpResult:
         known = self.best is not None
         bound_ticks, status = self._relaxed_bound()
-        if status != "infeasible":
+        if status is not MilpStatus.INFEASIBLE:
             status, bound = self._minimize(self.clock.step * 1, self.clock.scale)
             if math.isfinite(bound):
                 bound_ticks = max(bound_ticks, math.ceil(bound - self.margin_ticks))
         if self.best is None:
-            impossible = (
-                status == "infeasible" and not self.captured_fits
-            )  # else the tolerances say so
-            return self._result(
-                "infeasible" if impossible else "unknown", bound_ticks, (False, False, False)
-            )
-        proven = [status == "optimal" or (known and status == "infeasible"), False, False]
-        if known and status == "infeasible":
+            found = MilpStatus.UNKNOWN  # where the order as captured fits, tolerances say so
+            if status is MilpStatus.INFEASIBLE and not self.captured_fits:
+                found = MilpStatus.INFEASIBLE
+            return self._result(found, bound_ticks, (False, False, False))
+        none_better = known and status is MilpStatus.INFEASIBLE
+        proven = [status is MilpStatus.OPTIMAL or none_better, False, False]
+        if none_better:
             bound_ticks = math.ceil(self.best[1].step_time_ticks - self.margin_ticks)
         if proven[0]:
             self._build(self.best[1].step_time_ticks)
@@ -189,9 +188,8 @@ class _Milp:
             self._limit(self._peak() * 1, self.best[1].peak_memory_bytes, self.byte_scale)
             proven[2] = self._improve(pulp.lpSum(self.order.chosen), self.best[1].num_launches, 1.0)
         bound_ticks = min(bound_ticks, self.best[1].step_time_ticks)
-        return self._result(
-            "optimal" if all(proven) else "feasible", bound_ticks, (proven[0], proven[1], proven[2])
-        )
+        found = MilpStatus.OPTIMAL if all(proven) else MilpStatus.FEASIBLE
+        return self._result(found, bound_ticks, (proven[0], proven[1], proven[2]))
 
     def _improve(self, objective: pulp.LpAffineExpression, reached: int, scale: float) -> bool:
         """Look for less than ``reached`` bytes or launches; return whether ``best`` is then
@@ -199,7 +197,7 @@ class _Milp:
         """
         self._limit(objective, reached - 1, scale)
         status, _ = self._minimize(objective, scale)
-        return status in ("optimal", "infeasible")
+        return status in (MilpStatus.OPTIMAL, MilpStatus.INFEASIBLE)
 
     def _peak(self) -> pulp.LpVariable:
         """Return the peak; its rows join the model on first use."""
@@ -210,23 +208,25 @@ class _Milp:
     def _limit(self, objective: pulp.LpAffineExpression, value: int, scale: float) -> None:
         self.model += objective <= (value + 0.5) / scale
 
-    def _relaxed_bound(self) -> tuple[int, str]:
+    def _relaxed_bound(self) -> tuple[int, MilpStatus]:
         """Return the bound of the linear relaxation, or of the longest path where it has none in
         time, in ticks, and its status.
         """
         path = max(self.clock.windows.earliest_end)
         if not self.clock.windows.possible:
-            return path, "infeasible"
+            return path, MilpStatus.INFEASIBLE
         self.model.setObjective(self.clock.step * 1)
         relaxed = self.engine.run(self.model, relaxed=True)
-        if relaxed.status != "optimal":
+        if relaxed.status is not MilpStatus.OPTIMAL:
             return path, relaxed.status
         return (
             max(path, math.ceil(relaxed.bound * self.clock.scale - self.margin_ticks)),
             relaxed.status,
         )
 
-    def _minimize(self, objective: pulp.LpAffineExpression, scale: float) -> tuple[str, float]:
+    def _minimize(
+        self, objective: pulp.LpAffineExpression, scale: float
+    ) -> tuple[MilpStatus, float]:
         """Return the status and the bound in ticks, bytes or launches; ``best`` is then the best
         schedule so far.
         """
@@ -234,7 +234,7 @@ class _Milp:
         while True:
             answer = self.engine.run(self.model)
             bound = answer.bound * scale
-            if answer.status not in ("optimal", "feasible"):
+            if answer.status not in (MilpStatus.OPTIMAL, MilpStatus.FEASIBLE):
                 return answer.status, bound
             schedule = self._extract()
             if not verify(self.problem, schedule, self.caps):
@@ -244,7 +244,7 @@ class _Milp:
                     return answer.status, bound
             self.refusals += 1
             if self.refusals > _MOST_REFUSALS:
-                return "unknown", bound
+                return MilpStatus.UNKNOWN, bound
             self._refuse()
 
     def _refuse(self) -> None:
@@ -270,7 +270,9 @@ class _Milp:
         ]
         return schedule_of(events, [members for members in chosen if len(members) > 1], position)
 
-    def _result(self, status: str, bound_ticks: int, proven: tuple[bool, bool, bool]) -> MilpResult:
+    def _result(
+        self, status: MilpStatus, bound_ticks: int, proven: tuple[bool, bool, bool]
+    ) -> MilpResult:
         schedule, timeline = self.best or (None, None)
         return MilpResult(
             status=status,

@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from benchmarks.keep.__main__ import beaten, main
 from benchmarks.keep.cases import Row
 
@@ -25,6 +27,7 @@ ROW = Row(
 FOUND = replace(ROW, choice="apsched", gap=0.01, cpu_s=5.0)
 
 
+@pytest.mark.slow
 def test_smoke(tmp_path: Path) -> None:
     out = tmp_path / "keep.md"
     assert main(["--smoke", "-o", str(out)]) == 0

@@ -7,7 +7,7 @@ import pytest
 from apsched.costs.measured_file import load_costs
 from tests.helpers.processes import WORKERS, run_processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.ranks
 
 WORLD_SIZE = 3
 

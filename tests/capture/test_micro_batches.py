@@ -123,6 +123,7 @@ def chains(module) -> Counter:
 
 
 @pytest.mark.parametrize("reduce", ["once", "each"])
+@pytest.mark.slow
 def test_chains_of_a_preset_are_alike_and_parameters_are_gathered_once(reduce):
     capture = capture_preset(
         "llama3-debug",

@@ -86,6 +86,7 @@ def test_a_module_without_gradients_has_no_such_graph() -> None:
         with_joint_graph(capture_module(module, (torch.randn(3, 8),), source="step"))
 
 
+@pytest.mark.slow
 def test_one_graph_takes_no_longer_than_both(run: Run) -> None:
     """Kernels, buckets and transfers may reach from forward into backward; nothing is added."""
     both, (whole,) = solved(run, "both"), solved(run, "joint")

@@ -20,7 +20,7 @@ from apsched.compiler.settings import Settings
 from tests.helpers.graphs.small_models import WIDTH, shard
 from tests.helpers.processes import WORKERS, run_processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.ranks
 
 WORKER = WORKERS / "training/kept_code_worker.py"
 Found = list[dict]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.processes import as_torchrun
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.ranks
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -81,6 +81,7 @@ def step_of(model: torch.nn.Module, backend: object, *inputs: torch.Tensor) -> C
 @pytest.mark.parametrize(
     ("preset", "spec"), [("llama3-debug", "fsdp=4"), ("llama3-debug", "fsdp=2,tp=2")]
 )
+@pytest.mark.slow
 def test_the_code_has_the_order_of_the_schedule(mesh, scheduled, codes, preset, spec):
     built = build(preset, mesh=MeshSpec.parse(spec), seq_len=32, num_layers=1, materialize=True)
     backend = apsched.backend(
@@ -100,6 +101,7 @@ def test_the_code_has_the_order_of_the_schedule(mesh, scheduled, codes, preset, 
         assert result.round_trip_exact
 
 
+@pytest.mark.slow
 def test_backward_gathers_what_is_not_kept(mesh, codes, tmp_path):
     """The parameters that are kept: none, all, those of a file, and by name."""
     chosen = tmp_path / "kept.txt"
@@ -248,6 +250,7 @@ def test_the_pass_alone_refuses_bitwise_mode_for_want_of_names(mesh, codes):
         step_of(model, "inductor", torch.ones(4, WIDTH))()
 
 
+@pytest.mark.slow
 def test_a_warm_cache_is_used_for_the_same_and_never_for_another_plan(mesh):
     """Inductor's caches on disk are those that a second process would find."""
     model, x = shard(layers(1), mesh), torch.ones(4, WIDTH)

@@ -15,7 +15,7 @@ def jobs(tmp_path_factory) -> dict[int, list[dict]]:
     return run_sizes(script, tmp_path_factory.mktemp("kept"), timeout_s=400)
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 @pytest.mark.parametrize("size", [2, 4])
 def test_losses_and_gradients_are_those_of_all_gathered_again(jobs, size) -> None:
     for report in jobs[size]:
@@ -34,7 +34,7 @@ def test_losses_and_gradients_are_those_of_all_gathered_again(jobs, size) -> Non
         assert all(found[c]["gathers"]["forward"] for c in ("none", "all", "auto"))
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 @pytest.mark.parametrize("size", [2, 4])
 def test_all_process_ranks_keep_the_same(jobs, size) -> None:
     first = jobs[size][0]["compiled"]
@@ -43,7 +43,7 @@ def test_all_process_ranks_keep_the_same(jobs, size) -> None:
             assert report["compiled"][choice]["gathers"] == first[choice]["gathers"]
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 @pytest.mark.parametrize("size", [2, 4])
 def test_graphs_compute_the_same_whatever_is_kept(jobs, size) -> None:
     for report in jobs[size]:

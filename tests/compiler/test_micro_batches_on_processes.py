@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.processes import WORKERS, run_sizes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.ranks
 TOLERANCE = 2e-2
 """Of the largest gradient: products are bfloat16, with 8 bits, and gradients are added in that."""
 

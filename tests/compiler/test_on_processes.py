@@ -10,7 +10,7 @@ from tests.helpers.processes import WORKERS, run_sizes
 
 Reports = list[dict]
 pytestmark = [
-    pytest.mark.alone,
+    pytest.mark.ranks,
     pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler"),
 ]
 

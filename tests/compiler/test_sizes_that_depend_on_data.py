@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.processes import WORKERS, run_processes
 
 NUM_ROWS, NUM_RANKS = 24, 4
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture(scope="module")

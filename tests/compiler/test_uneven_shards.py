@@ -136,7 +136,7 @@ def job(tmp_path_factory) -> list[dict]:
     return found
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 @pytest.mark.parametrize("case", ["kept", "gathered again", "no deadline", "inductor"])
 def test_three_processes_compute_what_they_did(job, case):
@@ -152,7 +152,7 @@ def test_three_processes_compute_what_they_did(job, case):
             assert found["num_unequal"] == 0
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 @pytest.mark.parametrize("case", ["one fails", "one fails under Inductor"])
 def test_where_one_process_fails_all_run_their_graphs_as_they_were(job, case):

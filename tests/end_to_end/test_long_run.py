@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.processes import WORKERS, run_processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.ranks
 
 NUM_STEPS = 200
 

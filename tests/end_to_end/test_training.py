@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.graphs.training_cases import CASES, NUM_STEPS, WORLD_SIZE
 from tests.helpers.processes import WORKERS, run_processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture(scope="module")

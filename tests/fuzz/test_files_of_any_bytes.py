@@ -13,6 +13,7 @@ HAS_ATHERIS = find_spec("atheris") is not None
 
 @pytest.mark.skipif(not HAS_ATHERIS, reason="needs atheris (extra dev)")
 @pytest.mark.parametrize("reader", readers() if HAS_ATHERIS else [""])
+@pytest.mark.slow
 def test_any_bytes_are_read_or_refused(reader, tmp_path):
     found = fuzz(reader, runs=1500, seconds=None, seed=7, folder=tmp_path)
     assert not found, found

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fuzz.run import try_seeds
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.ranks
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def main(rank, world_size, folder):
 
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="torch is built without gloo")
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_against_real_process_groups(tmp_path):
     """Gloo's reduce-scatter works on a copy and so holds nothing; NCCL's holds its input, as the
     records say.

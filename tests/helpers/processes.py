@@ -23,9 +23,9 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 WORKERS = CHECKOUT / "tests" / "workers"
 START_RANK = Path(__file__).with_name("start_rank.py")
 
-NUM_INTERPRETERS = 4
-"""Process ranks that have an interpreter of their own, with hash seeds of its own; the others share
-these.
+NUM_INTERPRETERS = 2
+"""Interpreters, with hash seeds of their own, that process ranks share in turn: the even ones and
+the odd ones. Each takes ten seconds of processor time to import torch.
 """
 GRACE_S = 10.0
 """How long the other process ranks may go on when one has failed: most fail with an error that says
@@ -133,8 +133,8 @@ def run_jobs(
     """Run ``main(RANK, WORLD_SIZE, FOLDER, *MORE)`` of ``script`` for every process rank of every
     job.
 
-    Process ranks 0 to 3 have interpreters of their own, as in a job on several machines; the script
-    is imported once in a fork of each, and each job runs in a fork of that. With
+    Even and odd process ranks have an interpreter each, as in a job on several machines; the script
+    is imported once in a fork of it, and each job runs in a fork of that. With
     ``new_interpreters``, these start now and end here: for what must not depend on the hash seeds
     of an earlier run. Returns for each job what its process ranks report.
     """

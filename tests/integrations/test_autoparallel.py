@@ -178,7 +178,7 @@ def jobs(tmp_path_factory) -> dict[int, list[dict]]:
     ("size", "mesh", "num_groups"),
     [(2, "fsdp=2", 1), (2, "tp=2", 1), (4, "fsdp=2,tp=2", 2), (4, "replicate=2,fsdp=2", 2)],
 )
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_graphs_compute_the_same_bits(jobs, size, mesh, num_groups):
     for report in jobs[size]:
         found = report[mesh]
@@ -192,7 +192,7 @@ def test_graphs_compute_the_same_bits(jobs, size, mesh, num_groups):
         assert found["chosen"] == [2**28, 2**28]
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_two_groups_of_the_same_process_ranks(jobs):
     """Collectives of two groups on two processes, one among the other."""
     found = [report["two groups"] for report in jobs[2]]
@@ -203,7 +203,7 @@ def test_two_groups_of_the_same_process_ranks(jobs):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_launches_are_the_same_on_every_process_rank(jobs, size):
     """By place in the graph: names of groups differ between process ranks."""
     reports = jobs[size]

@@ -63,7 +63,7 @@ def happened(events: list[str], what: str) -> list[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("direction", [0, 1])
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_gathers_run_in_the_order_of_the_schedule(reports, case, direction):
     """Each within the unit in which the schedule has it, or at the boundary before."""
     for report in reports:
@@ -82,7 +82,7 @@ def test_gathers_run_in_the_order_of_the_schedule(reports, case, direction):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_reductions_run_in_the_order_of_the_schedule(reports, case):
     for report in reports:
         found = [unit for unit, _ in happened(report[case]["seen"][1], "reduce")]
@@ -98,7 +98,7 @@ def test_reductions_run_in_the_order_of_the_schedule(reports, case):
         )
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_torch_alone_gathers_otherwise(reports):
     """What the cases above compare is not what happens anyway."""
     seen = {case: tuple(map(tuple, reports[0][case]["seen"])) for case in (*CASES, "untouched")}
@@ -110,7 +110,7 @@ def test_torch_alone_gathers_otherwise(reports):
     assert again == ["layers.1", "layers.0"]
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_losses_stay_the_same(reports):
     for report in reports:
         assert len(set(report["untouched"]["losses"])) == 2

@@ -32,7 +32,7 @@ def replicas(tmp_path_factory) -> list[dict]:
     return found
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 @pytest.mark.parametrize("case", ["float32", "mixed"])
 def test_replicas_are_tuned_too(replicas, case):
     """HSDP: two replicas of two shards, and an all-reduce for each unit behind its
@@ -49,7 +49,7 @@ def test_replicas_are_tuned_too(replicas, case):
     assert summed == reduced, "as FSDP2 launches them"
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 @pytest.mark.parametrize("case", ["float32", "mixed"])
 def test_a_tuned_model_computes_what_it_did(job, case):
     settings = [report[case]["settings"] for report in job]
@@ -62,7 +62,7 @@ def test_a_tuned_model_computes_what_it_did(job, case):
         assert len({*report[case]["tuned"]}) == 4, "each step changes the loss"
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_it_is_captured_as_the_units_were_told(job):
     assert job[0]["float32"]["dtypes"] == ["float32"]
     assert job[0]["mixed"]["dtypes"] == ["bfloat16", "float32"]
@@ -74,13 +74,13 @@ def test_it_is_captured_as_the_units_were_told(job):
     assert "FSDP2 tuned: 6 units, step time" in job[0]["mixed"]["text"]
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_where_one_process_cannot_be_tuned_none_is(job):
     for report in job:
         assert report["fallback"] == {"settings": None, "text": "FSDP2 stays unchanged"}
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 @pytest.mark.parametrize("case", ["small", "large"])
 def test_ddp_makes_the_buckets_that_were_predicted(job, case):
     predicted = [{k: v for k, v in r["ddp"][case].items() if k != "made"} for r in job]

@@ -201,7 +201,7 @@ def reports(jobs, request) -> list[dict]:
     return jobs[request.param]
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_graphs_compute_what_transformers_computes(reports):
     """Loss and every gradient, against the eager model of Transformers with the same weights and
     tokens.
@@ -217,7 +217,7 @@ def test_graphs_compute_what_transformers_computes(reports):
             assert rough or found["distance"] < 2e-5, case
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_rewritten_graphs_compute_the_same_bits(reports):
     """Sums of two values have one order only; those of four values of 32 bits have no rounding in
     64.
@@ -235,7 +235,7 @@ def auto_jobs(tmp_path_factory) -> dict[int, list[dict]]:
     return run_sizes(worker, tmp_path_factory.mktemp("auto"), timeout_s=300)
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 @pytest.mark.parametrize("num_processes", [2, 4])
 def test_any_architecture_computes_what_transformers_computes(auto_jobs, num_processes):
     """Loss and every gradient, against the eager model: FSDP, HSDP, DDP, and the model's own plans

@@ -115,6 +115,7 @@ DEEPSEEK_DENSE, DEEPSEEK_EXPERT = 41, 6
         ),
     ],
 )
+@pytest.mark.slow
 def test_collectives_of_a_mesh(name: str, mesh: str, forward: Count, backward: Count) -> None:
     capture = _capture(name, mesh)
     assert [_collectives(capture, graph) for graph in capture.graphs] == [forward, backward]
@@ -189,6 +190,7 @@ def _served(graph: CapturedGraph, operator: str) -> set[str]:
     return served
 
 
+@pytest.mark.slow
 def test_activation_checkpointing_saves_less() -> None:
     sizes = {
         kind: _saved_bytes(_capture("llama3-debug", "fsdp=4", activation_checkpoint=kind))

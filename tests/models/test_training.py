@@ -64,7 +64,7 @@ def main(rank: int, size: int, folder: Path, cases: str) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(first_losses))
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     "cases",
     [

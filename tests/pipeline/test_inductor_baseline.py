@@ -412,6 +412,7 @@ def test_a_baseline_that_is_faster_is_named(both_ways: tuple[Made, ...]) -> None
     )
 
 
+@pytest.mark.slow
 def test_compare_runs_them_by_default_and_solve_on_request(
     run: Run, debug_graphs: dict[str, Path]
 ) -> None:
@@ -457,7 +458,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", ["inductor", "inductor_manual"])
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_its_graphs_compute_the_same_bits(reports: list[dict], mesh: str, name: str) -> None:
     """Loss and every gradient, on four real processes: what is compared is the same training
     step.

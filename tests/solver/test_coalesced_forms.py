@@ -96,6 +96,7 @@ def test_the_optimum_is_that_of_exhaustive_search(seed: int) -> None:
     assert result.launches_bound <= best.num_launches
 
 
+@pytest.mark.slow
 def test_search_alone_finds_as_much_with_forms_as_without() -> None:
     """Without CP-SAT: moves flip forms, so that the optimum is met as often as where there is
     nothing to choose.

@@ -38,6 +38,7 @@ def print_what_else_is_compiled() -> None:
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
+@pytest.mark.slow
 def test_a_solve_needs_no_other_machine_code_than_the_two_parts() -> None:
     code = f"from {__name__} import print_what_else_is_compiled as f; f()"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

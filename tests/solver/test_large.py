@@ -103,6 +103,7 @@ def digests() -> list[str]:
 
 
 @pytest.mark.parametrize(("hash_seed", "threads"), [("1", 1), ("2", 2)])
+@pytest.mark.slow
 def test_the_same_answer_whatever_the_hash_seed_and_the_number_of_cores(
     hash_seed: str, threads: int, digests: list[str]
 ) -> None:

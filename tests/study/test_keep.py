@@ -31,6 +31,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     return apsched.study("llama3-debug", VARY, output=directory, quiet=True, **SIZES)
 
 
+@pytest.mark.slow
 def test_a_step_is_that_of_solve(run: Run, found: StudyResult) -> None:
     """The choice, its step time, and its peak with the shards that backward does not take."""
     asked = ("--keep", "auto", "--memory-cap", str(CAP), "--json", "-o", "out")
@@ -44,6 +45,7 @@ def test_a_step_is_that_of_solve(run: Run, found: StudyResult) -> None:
     assert step.peak_memory_bytes == says["peak_memory_bytes"]
 
 
+@pytest.mark.slow
 def test_the_best_choice_is_never_slower_and_is_made_for_each_cap(found: StudyResult) -> None:
     steps = {(s.labels["keep"], s.memory_cap_bytes): s for s in found.steps}
     tight, free = (steps["auto", cap] for cap in (CAP, None))
@@ -54,6 +56,7 @@ def test_the_best_choice_is_never_slower_and_is_made_for_each_cap(found: StudyRe
         assert step.step_time_us is None or best <= step.step_time_us
 
 
+@pytest.mark.slow
 def test_resumed_exported_merged_and_compared(run: Run, found: StudyResult) -> None:
     """A second run makes no choice and solves nothing; with and without kept parameters a table has
     the same columns.
@@ -79,6 +82,7 @@ def test_resumed_exported_merged_and_compared(run: Run, found: StudyResult) -> N
     assert page.code == 0, page.stderr
 
 
+@pytest.mark.slow
 def test_a_range_of_caps_begins_where_nothing_is_kept(tmp_path: Path) -> None:
     vary = {"keep": "auto", "memory_cap": "floor..none:2"}
     one, again = (

@@ -9,7 +9,7 @@ from tests.helpers.processes import WORKERS, run_processes
 ROUNDS = 300
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_many_gathers_at_once_have_the_right_values(tmp_path):
     worker = WORKERS / "graphs" / "gathers_worker.py"
     found = run_processes(worker, tmp_path, 4, str(ROUNDS), timeout_s=200)

@@ -63,6 +63,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 SOLVE = ["llama3-debug", "--mesh", "fsdp=4", "--seq", "32", "--layers", "1", "--budget", "0"]
 
 
+@pytest.mark.slow
 def test_solve_keeps_what_is_fastest_and_apply_replays_it(tmp_path: Path, capsys) -> None:
     folder = tmp_path / "kept"
     assert main(["solve", *SOLVE, "--keep", "auto", "-o", str(folder)]) == 0

@@ -122,6 +122,7 @@ def test_who_does_not_choose_what_is_kept_refuses_such_rules() -> None:
     assert apsched.backend(keep="auto", plan=plan).settings.solve_request.plan.chooses_kept
 
 
+@pytest.mark.slow
 def test_solve_and_studies_respect_a_plan_file(tmp_path: Path, capsys) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text("[[rule]]\nmatch = 'layers\\..*'\nkeep = false\n")

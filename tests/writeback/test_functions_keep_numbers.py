@@ -6,7 +6,7 @@ import pytest
 from tests.helpers.graphs.programs_of_functions import THINGS
 from tests.helpers.processes import WORKERS, run_processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.ranks
 
 
 def test_steps_of_functions_leave_behind_what_they_did(tmp_path):

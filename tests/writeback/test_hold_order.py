@@ -277,7 +277,7 @@ def test_a_graph_without_collectives_is_not_touched():
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_held_and_compiled_it_computes_what_was_captured_on_two_processes(tmp_path):
     for report in run_processes(
         WORKERS / "graphs/hold_order_worker.py", tmp_path, 2, timeout_s=600

@@ -29,6 +29,7 @@ from tests.helpers.problems.random_schedules import compute_moves
     ],
     ids=["tensor parallel", "hybrid, recomputed", "experts"],
 )
+@pytest.mark.slow
 def test_solved_schedules_with_moves_are_exact(preset, mesh, options):
     capture = capture_preset(preset, mesh=MeshSpec.parse(mesh), seq_len=256, options=options)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)

@@ -181,7 +181,7 @@ def test_the_rewritten_module_is_a_file_that_runs_and_reads_back(tmp_path: Path)
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_two_processes_make_it_once_and_get_the_same_bits(tmp_path: Path):
     for report in run_processes(
         WORKERS / "graphs/second_group_worker.py", tmp_path, 2, timeout_s=300

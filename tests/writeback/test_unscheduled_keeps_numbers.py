@@ -6,7 +6,7 @@ import pytest
 from tests.helpers.graphs.programs_of_communication import NAMES, NUM_LAYERS
 from tests.helpers.processes import WORKERS, run_processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.ranks
 
 ALSO_SCHEDULED = {"a wait of a view": 1, "resize_storage_bytes_": 1, "resize_": 1}
 ALSO_SCHEDULED |= {"in place, and a wait in the caller": 1, "cond with a collective": 2}

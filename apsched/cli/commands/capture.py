@@ -43,17 +43,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.progress import Progress
     from apsched.report.table import print_json
 
-    path = Path(args.out)
-    if path.is_dir() or path.name in ("", ".", ".."):
-        raise InputError(
-            "-o: expected the name of a graph file such as step.graph; found the directory"
-            f" {args.out!r}"
-        )
-    if path.suffix == ".py":
-        raise InputError(
-            f"-o: expected the name of a graph file such as step.graph; found {args.out!r}, which"
-            " would be read as Python"
-        )
+    path = _graph_path(args.out)
     where = source_request(args), cost_choice(args), direction(args)
     check_writable(path.parent)
     with loaded(*where, Progress()) as source:
@@ -99,3 +89,18 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             f" {show_bytes(saved.untagged)}",
             file=stdout,
         )
+
+
+def _graph_path(out: str) -> Path:
+    """Return the path of the graph files; InputError where it is a directory or Python."""
+    path = Path(out)
+    if path.is_dir() or path.name in ("", ".", ".."):
+        raise InputError(
+            f"-o: expected the name of a graph file such as step.graph; found the directory {out!r}"
+        )
+    if path.suffix == ".py":
+        raise InputError(
+            f"-o: expected the name of a graph file such as step.graph; found {out!r}, which"
+            " would be read as Python"
+        )
+    return path

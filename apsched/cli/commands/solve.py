@@ -1,7 +1,7 @@
 """``apsched solve``: the whole line, from a SOURCE to files that were checked."""
 
 import argparse
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from apsched.cli.arguments import (
     add_groups,
@@ -21,6 +21,13 @@ from apsched.cli.options import (
     source_request,
 )
 from apsched.cli.output import refuse_infeasible
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from apsched.errors import ApschedError
+    from apsched.pipeline.load import LoadedGraph
+    from apsched.whole_step.search import StepAnswer
 
 
 def add_parser(verbs: Any) -> None:
@@ -71,19 +78,12 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.artifacts.output_dir import check_writable, replaced_run, write_or_rescue
     from apsched.artifacts.solved_files import add_files
     from apsched.artifacts.stated_options import stated_options
-    from apsched.errors import ApschedError, RoundTripError
     from apsched.pipeline.compile_ahead import begin_to_compile
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import under_plan
     from apsched.pipeline.steps import with_torch_schedulers
     from apsched.pipeline.what_fits import what_fits
     from apsched.progress import Progress
-    from apsched.report.answer.whole_step import (
-        frontier_json,
-        keep_json,
-        print_frontier,
-        print_kept,
-    )
     from apsched.report.summary import print_solved, report_json
     from apsched.report.table import print_json
     from apsched.whole_step.along_caps import frontier
@@ -93,7 +93,6 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         kept_file,
         kept_in_joint_graph,
     )
-    from apsched.whole_step.pair import kept_tensors
     from apsched.whole_step.solve import solve_graphs
 
     where = source_request(args), cost_choice(args), direction(args)
@@ -132,9 +131,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             results[k] = add_files(graph, results[k], files, lost, progress)
     report = report_json(args.source, source.cluster, results, stated_options(vars(args)))
     if step is not None:
-        report["keep"] = keep_json(step) | {"tensors": kept_tensors(again, step.best.graphs)}
-        if along:
-            report["keep"]["along_caps"] = frontier_json(along)
+        report["keep"] = _keep_json(again, step, along)
         files[KEPT_FILE] = kept_file(step.best.kept)
     replaced = replaced_run(target, args.source, report["options"])
     files["result.json"] = (json.dumps(report, indent=1) + "\n").encode()
@@ -142,11 +139,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     if args.json:
         print_json(stdout, **report)
     else:
-        if step is not None:
-            print_kept(step, stdout)
-        if along:
-            print_frontier(along, stdout)
-        rewritten = all(graph.captured is not None for graph in graphs)
+        _print_step(step, along, stdout)
         print_solved(
             results,
             written,
@@ -154,8 +147,36 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             stdout,
             rate=source.rate,
             metrics=args.metrics,
-            rewritten=rewritten,
+            rewritten=all(graph.captured is not None for graph in graphs),
         )
+    _raise_lost(lost, unwritten)
+
+
+def _keep_json(
+    graphs: "Sequence[LoadedGraph]", step: "StepAnswer", along: "Sequence[StepAnswer]"
+) -> dict[str, Any]:
+    """Return what is kept from forward to backward, and the answers along memory caps, if any."""
+    from apsched.report.answer.whole_step import frontier_json, keep_json
+    from apsched.whole_step.pair import kept_tensors
+
+    along_caps = {"along_caps": frontier_json(along)} if along else {}
+    return keep_json(step) | {"tensors": kept_tensors(graphs, step.best.graphs)} | along_caps
+
+
+def _print_step(step: "StepAnswer | None", along: "Sequence[StepAnswer]", stdout: TextIO) -> None:
+    """Print what is kept from forward to backward, and the answers along memory caps, if any."""
+    from apsched.report.answer.whole_step import print_frontier, print_kept
+
+    if step is not None:
+        print_kept(step, stdout)
+    if along:
+        print_frontier(along, stdout)
+
+
+def _raise_lost(lost: "list[ApschedError]", unwritten: str) -> None:
+    """Raise what went wrong after the solve, if anything, as one error."""
+    from apsched.errors import ApschedError, RoundTripError
+
     if lost or unwritten:
         wrong = [*map(str, lost), *([unwritten] if unwritten else [])]
         untrue = not unwritten and all(isinstance(error, RoundTripError) for error in lost)

@@ -19,7 +19,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
 from apsched.problem.plan.rules import digest as rules_digest
 from apsched.problem.problem import Problem
-from apsched.schedule.result import Scored, SolveResult
+from apsched.schedule.result import Scored, SolveResult, Status
 from apsched.schedule.schedule import Schedule
 from apsched.schedule.score import scored
 from apsched.schedule.verify import verify
@@ -228,7 +228,7 @@ def _wrong(problem: Problem, caps: Caps, answer: SolveResult, *, figures: bool =
     for none.
     """
     if answer.best is None:
-        stated = answer.infeasibility is not None and answer.status == "infeasible"
+        stated = answer.infeasibility is not None and answer.status is Status.INFEASIBLE
         return "" if stated else "neither a schedule nor a reason"
     schedule = answer.best.schedule
     wrong = verify(problem, schedule, caps)
@@ -252,8 +252,8 @@ def _contradiction(answer: SolveResult, best: Scored) -> str:
     ):
         if bound > found:
             return f"its bound on the {what} is {bound}, and its schedule has {found}"
-    if answer.status == "infeasible" or (
-        answer.status == "optimal" and answer.bound_ticks < best.step_time_ticks
+    if answer.status is Status.INFEASIBLE or (
+        answer.status is Status.OPTIMAL and answer.bound_ticks < best.step_time_ticks
     ):
         return (
             f"it says '{answer.status}' of a step time of {best.step_time_ticks} and a bound of"

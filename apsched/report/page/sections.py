@@ -12,6 +12,7 @@ from apsched.report.assumed_sizes import assumed_text
 from apsched.report.binding import memory_text, shares, where_text
 from apsched.report.page.table import Html, table
 from apsched.report.summary import summary_lines
+from apsched.schedule.analysis.metrics import Metrics
 from apsched.schedule.analysis.usage import launch_positions
 from apsched.schedule.result import Score, captured_of
 from apsched.schedule.simulate import Transfer
@@ -146,27 +147,6 @@ def launches(graph: SolvedGraph) -> str:
     timeline, metrics = result.timeline, result.metrics
     assert timeline is not None
     assert metrics is not None
-    by_kind = [
-        (
-            f"{m.kind}, group {m.group} ({m.group_size})",
-            f"{m.num_collectives}",
-            f"{m.num_launches}",
-            f"{m.num_buckets}",
-            show_bytes(m.largest_bytes),
-            show_bytes(round(m.mean_bytes)),
-            f"{m.largest_span}",
-        )
-        for m in metrics.launches
-    ]
-    head = (
-        "FSDP collectives",
-        "as captured",
-        "launches",
-        "of them buckets",
-        "largest",
-        "mean",
-        "widest span",
-    )
     shown = timeline.transfers[:_MOST_LAUNCHES]
     prefetch = prefetch_distances(
         result.problem, graph.after, launch_positions(result.problem, graph.after)
@@ -198,11 +178,36 @@ def launches(graph: SolvedGraph) -> str:
         text=(10,),
     )
     return (
-        f"<div class=wide>{table(head, by_kind)}</div>\n"
+        f"<div class=wide>{_launches_by_kind(metrics)}</div>\n"
         f"<details><summary>all {len(timeline.transfers)} launches in order{more}</summary>\n"
         '<div class="scroll" tabindex="0" role="region" aria-label="launches of'
         f' {escape(result.problem.name)}">{each}</div></details>'
     )
+
+
+def _launches_by_kind(metrics: Metrics) -> str:
+    by_kind = [
+        (
+            f"{m.kind}, group {m.group} ({m.group_size})",
+            f"{m.num_collectives}",
+            f"{m.num_launches}",
+            f"{m.num_buckets}",
+            show_bytes(m.largest_bytes),
+            show_bytes(round(m.mean_bytes)),
+            f"{m.largest_span}",
+        )
+        for m in metrics.launches
+    ]
+    head = (
+        "FSDP collectives",
+        "as captured",
+        "launches",
+        "of them buckets",
+        "largest",
+        "mean",
+        "widest span",
+    )
+    return table(head, by_kind)
 
 
 def _launch(result: Result, k: int, transfer: Transfer, prefetch: int | None) -> tuple[str, ...]:

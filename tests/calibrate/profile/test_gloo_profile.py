@@ -27,7 +27,7 @@ from tests.conftest import Run
 from tests.helpers.perfetto_engine import loaded, needs_engine, tick_read
 from tests.helpers.processes import WORKERS, run_processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.ranks
 
 CPU = load_cluster("cpu")
 WORLD_SIZE = 2

@@ -4,7 +4,7 @@ import pytest
 
 from tests.helpers.processes import WORKERS, run_processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.ranks
 
 
 def test_gradients_that_are_added_before_they_are_reduced_are_the_same_bits(tmp_path):

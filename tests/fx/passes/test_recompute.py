@@ -161,6 +161,7 @@ def test_lists_are_values():
     assert PARAMETER_KEY in next(iter(gather_nodes_of(built_capture("fsdp=4")))).meta["custom"]
 
 
+@pytest.mark.slow
 def test_what_the_tags_save_is_counted():
     """Of a preset whose gathers are cast behind the wait; without being asked nothing is
     counted.

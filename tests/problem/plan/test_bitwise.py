@@ -280,7 +280,7 @@ def _registered() -> list[str]:
     return [name for name, _ in built.module.named_parameters()]
 
 
-@pytest.mark.alone
+@pytest.mark.ranks
 def test_gradients_are_bit_for_bit_those_of_fsdp2_s_reductions(tmp_path: Path) -> None:
     """Four real processes: each unit's gradients, chunked, concatenated and reduced at once as
     ``foreach_reduce`` does it.

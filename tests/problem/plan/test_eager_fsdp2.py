@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.processes import WORKERS, run_processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture(scope="module")

@@ -139,6 +139,7 @@ def test_names_are_text(solved: SolvedRun) -> None:
     assert "&lt;script&gt;alert(1)" in page
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_torch_and_repeats_its_bytes(debug_run: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from apsched.cli import main; code = main(sys.argv[1:]); assert 'torch' not in"

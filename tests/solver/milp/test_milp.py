@@ -61,6 +61,7 @@ def assert_sound(problem: Problem, caps: Caps, result: MilpResult) -> None:
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
+@pytest.mark.slow
 def test_the_optimum_is_that_of_exhaustive_search(seed: int) -> None:
     """Step time, then peak, then launches; infeasible exactly where nothing keeps the caps."""
     problem, caps = case(seed)

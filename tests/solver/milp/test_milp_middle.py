@@ -38,6 +38,7 @@ def two_layers() -> dict[str, Problem]:
     }
 
 
+@pytest.mark.slow
 def test_what_the_solver_finds_is_proven_by_another_formulation(
     two_layers: dict[str, Problem],
 ) -> None:

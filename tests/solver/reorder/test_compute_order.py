@@ -65,6 +65,7 @@ def whole_kernels(problem: Problem, max_move: int | None) -> Iterator[tuple[int,
 
 
 @pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.slow
 def test_the_optimum_is_that_of_all_orders(chunk: int) -> None:
     """Step time, then peak, then launches, with a bound that meets it; infeasible exactly where no
     order keeps the caps.
@@ -95,6 +96,7 @@ def test_the_optimum_is_that_of_all_orders(chunk: int) -> None:
     assert infeasible >= 1
 
 
+@pytest.mark.slow
 def test_kernels_stay_whole_and_the_bound_is_not_theirs_alone() -> None:
     """The best of the orders that keep kernels whole; the bound holds for those that take them
     apart, too.
@@ -128,6 +130,7 @@ def with_some_cut(problem: Problem) -> Iterator[Problem]:
         yield from with_some_cut(with_cut(later, cut))
 
 
+@pytest.mark.slow
 def test_a_kernel_is_cut_where_the_memory_cap_asks_for_it() -> None:
     """Below the floor of whole kernels a schedule is found wherever a set of cuts has one, at the
     price of its cuts; the bound holds.
@@ -189,6 +192,7 @@ def test_the_least_memory_is_that_of_all_orders() -> None:
     assert lower >= 3
 
 
+@pytest.mark.slow
 def test_what_least_memory_says_can_be_done_is_done() -> None:
     """However little work is allowed: the order and the launches that have that peak are known
     (seed 2 had its launches forgotten).

@@ -183,18 +183,22 @@ def in_schedule(problem: Problem, schedule: Schedule, kind: str) -> list[tuple[s
 def captured(
     world_size: int, reshard_after_forward: bool, units: tuple[str, ...] = ()
 ) -> tuple[tuple[torch.Tensor, ...], list[Problem]]:
-    """Return inputs of the model, and its forward and backward graph as problems, with the
-    parameters of ``units`` kept.
+    """Return inputs of the model, and its forward and backward graph as problems (those of process
+    rank 0), with the parameters of ``units`` kept.
     """
     built = built_model(world_size, reshard_after_forward=reshard_after_forward)
-    capture = capture_built(built)
-    names = (k.name for k in keepable(*capture.graphs))
-    kept = [name for name in names if unit_of(name) in units]
-    costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
-    return built.inputs, [
-        build_problem(export_graph(graph, costs, group_ranks=capture.group_ranks))
-        for graph in keep(*capture.graphs, kept)
-    ]
+    problems: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        capture = capture_built(built)
+        names = (k.name for k in keepable(*capture.graphs))
+        kept = [name for name in names if unit_of(name) in units]
+        costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
+        problems = [
+            build_problem(export_graph(graph, costs, group_ranks=capture.group_ranks))
+            for graph in keep(*capture.graphs, kept)
+        ]
+    dist.broadcast_object_list(problems, src=0)
+    return built.inputs, problems
 
 
 def run_case(world_size: int, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
