@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from apsched.config import SolveOptions
-from apsched.schedule.result import Scored, SolvedBy, SolveResult
+from apsched.schedule.result import Scored, SolvedBy, SolveResult, TradeOff
 from apsched.schedule.schedule import Schedule
 from apsched.schedule.score import score
 from apsched.schedule.verify import verify
@@ -19,6 +19,8 @@ from apsched.solver.reorder.split_kernels import Fitting
 from apsched.solver.search.decoder import BudgetUse
 from apsched.units import ticks_to_us
 
+_MOST_LEFT = 0.001
+"""Share of the bound, twice what the search leaves at most."""
 Progress = Callable[[str, float, float, float], None]
 """Called with the stage, the best step time and the bound in microseconds, and the share of the
 planned work that is done; nan for a value that is not known yet.
@@ -98,6 +100,8 @@ class Answer:
     launches_bound: int = 0
     """Of the whole formulation, for schedules within that limit and the peak found; 0 for none."""
     deterministic_work: float = 0.0
+    trade_offs: tuple[TradeOff, ...] = ()
+    """Memory against step time, the least memory first."""
 
     @property
     def value(self) -> tuple[bool, int]:
@@ -201,7 +205,7 @@ def _found(task: Task, answer: Answer, best: Scored, *, is_answer: bool) -> Solv
         bound_ticks=answer.bound.ticks,
         bound_source=answer.bound.source,
         baselines=task.made,
-        floor_memory_bytes=min(floor.peak_bytes, best.peak_memory_bytes),
+        floor_memory_bytes=floor.peak_bytes,
         floor_bound_bytes=floor.bound_bytes,
         fastest_ticks=answer.fastest_ticks or best.step_time_ticks,
         time_limit_ticks=later.limit_ticks,
@@ -209,6 +213,7 @@ def _found(task: Task, answer: Answer, best: Scored, *, is_answer: bool) -> Solv
         launches_bound=max(later.launches, launches),
         solved_by=answer.solved_by if is_answer else best.name,
         deterministic_work=answer.deterministic_work,
+        trade_offs=answer.trade_offs,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from apsched.config import Caps
-from apsched.schedule.result import Scored, SolvedBy
+from apsched.schedule.result import Scored, SolvedBy, TradeOff
 from apsched.schedule.schedule import Bucket
 from apsched.solver.answer import Answer, Task, near_enough, slack_limit
 from apsched.solver.bounds.best import any_order_bound, fixed_order_bound
@@ -84,6 +84,7 @@ def _finished(task: Task, bound: TimeBound, climbed: "_Climb", fastest: Found) -
     """Return the answer: of what is within the slack the least memory, then fewer launches."""
     time = fastest.candidate.figures.step_time_ticks
     limit = slack_limit(time, task.options, task.made)
+    trade_offs = climbed.trade_offs(task.fitting.instance.caps.memory_cap_bytes)
     smallest = climbed.smallest(limit)
     assert smallest is not None
     search = climbed.around(smallest, task.fitting.instance.caps, climbed.evaluations)
@@ -96,6 +97,7 @@ def _finished(task: Task, bound: TimeBound, climbed: "_Climb", fastest: Found) -
         solved_by=SolvedBy.SEARCH,
         fastest_ticks=time,
         limit_ticks=limit,
+        trade_offs=trade_offs,
     )
 
 
@@ -152,6 +154,18 @@ class _Climb:
             return captured or moved
         least, other = (f.candidate.figures.peak_memory_bytes for f in (moved, captured))
         return moved if least < other * _NOTICEABLY_LESS else captured
+
+    def trade_offs(self, cap_bytes: int | None) -> tuple[TradeOff, ...]:
+        """Return the front of memory against step time within the cap."""
+        both = Front()
+        for found in (*self.base.front, *self.moved):
+            if cap_bytes is None or found.candidate.figures.peak_memory_bytes <= cap_bytes:
+                both.offer(found.instance, found.candidate)
+        figures = [found.candidate.figures for found in both]
+        return tuple(
+            TradeOff(peak_memory_bytes=f.peak_memory_bytes, step_time_ticks=f.step_time_ticks)
+            for f in figures
+        )
 
     def is_done(self, cap_bytes: int | None) -> bool:
         """Whether what fits the cap is so near the bound that the search stops."""

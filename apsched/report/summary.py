@@ -69,6 +69,13 @@ def graph_json(result: Result) -> dict[str, Any]:
         "launches_gap": result.answer.launches_gap if best else None,
         "without_buckets_us": ticks_to_us(without_buckets_ticks(result.problem)),
         "time_limit_us": ticks_to_us(result.answer.time_limit_ticks) if best else None,
+        "trade_offs": [
+            {
+                "peak_memory_bytes": point.peak_memory_bytes,
+                "step_time_us": ticks_to_us(point.step_time_ticks),
+            }
+            for point in result.answer.trade_offs
+        ],
         "chosen": asdict(result.chosen) if result.chosen else None,
         "rests_on": path_json(result),
         "metrics": asdict(result.metrics) if result.metrics else None,

@@ -160,6 +160,29 @@ class Infeasibility:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TradeOff:
+    """A schedule that was found on the way: no other that was found is as fast and as small."""
+
+    peak_memory_bytes: int
+    step_time_ticks: int
+
+
+def _front(found: tuple[TradeOff, ...], others: tuple[Scored, ...]) -> tuple[TradeOff, ...]:
+    """Return those of ``found`` and ``others`` that no other beats in both; nothing where nothing
+    was found.
+    """
+    if not found:
+        return ()
+    figures = {(f.peak_memory_bytes, f.step_time_ticks) for f in found}
+    figures |= {(f.peak_memory_bytes, f.step_time_ticks) for f in others}
+    front: list[TradeOff] = []
+    for peak_bytes, ticks in sorted(figures):
+        if not front or ticks < front[-1].step_time_ticks:
+            front.append(TradeOff(peak_memory_bytes=peak_bytes, step_time_ticks=ticks))
+    return tuple(front)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SolveResult:
     """The answer to one problem."""
 
@@ -193,6 +216,27 @@ class SolveResult:
     deterministic_work: float
     """CP-SAT's deterministic time."""
     infeasibility: Infeasibility | None
+    trade_offs: tuple[TradeOff, ...] = ()
+    """Memory against step time, the least memory first, as far as the search found both; within the
+    caps. ``--time-slack`` chooses one of them.
+    """
+
+    @property
+    def knee(self) -> TradeOff | None:
+        """The trade-off where more memory begins to gain little: the furthest below the line from
+        the smallest to the fastest; None where there are fewer than three.
+        """
+        if len(self.trade_offs) < 3:
+            return None
+        small, fast = self.trade_offs[0], self.trade_offs[-1]
+        more = fast.peak_memory_bytes - small.peak_memory_bytes
+        less = small.step_time_ticks - fast.step_time_ticks
+
+        def saved(point: TradeOff) -> float:
+            memory = (point.peak_memory_bytes - small.peak_memory_bytes) / more
+            return (small.step_time_ticks - point.step_time_ticks) / less - memory
+
+        return max(self.trade_offs, key=saved)
 
     @classmethod
     def found(
@@ -210,6 +254,7 @@ class SolveResult:
         launches_bound: int,
         solved_by: str,
         deterministic_work: float = 0.0,
+        trade_offs: tuple[TradeOff, ...] = (),
     ) -> Self:
         """Return the answer that ``best`` is. No bound is above what ``best`` has: a larger one is
         lowered to that.
@@ -233,6 +278,7 @@ class SolveResult:
             solved_by=solved_by,
             deterministic_work=deterministic_work,
             infeasibility=None,
+            trade_offs=_front(trade_offs, (best, *(b for b in baselines if b.fits))),
         )
 
     @classmethod

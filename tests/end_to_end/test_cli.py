@@ -15,6 +15,7 @@ from apsched.schedule.simulate import simulate
 from tests.conftest import Run
 
 GRAPH_KEYS = {
+    "trade_offs",
     "name",
     "graph_hash",
     "num_nodes",

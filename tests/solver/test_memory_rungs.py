@@ -3,12 +3,13 @@ less memory: both hold by the sequence of caps that a search goes through.
 """
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from apsched.config import Caps, SolveOptions
-from apsched.schedule.result import SolveResult
+from apsched.schedule.result import SolveResult, TradeOff
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.memory_rungs import Rung, climb, rungs
 from apsched.solver.reorder.min_memory import is_small, least_memory
@@ -51,6 +52,40 @@ def test_no_cap_shows_a_schedule_within_the_slack_that_needs_much_less(seed: int
         assert result.best is not None
         if result.best.step_time_ticks <= free.fastest_ticks * (1 + slack):
             assert free.best.peak_memory_bytes <= 1.02 * result.best.peak_memory_bytes
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_memory_is_laid_against_step_time(seed: int) -> None:
+    """Each point costs more memory and less time than the one before, and slack reaches it."""
+    problem = layered_problem(random.Random(seed), num_layers=9)
+    options = SolveOptions(budget=1, time_slack=0.0)
+    answer = solve(problem, Caps(max_compute_move=0), options)
+    points = answer.trade_offs
+    assert points[-1].step_time_ticks == answer.fastest_ticks
+    for small, fast in pairwise(points):
+        assert small.peak_memory_bytes < fast.peak_memory_bytes
+        assert small.step_time_ticks > fast.step_time_ticks
+    for point in points[:: max(len(points) // 3, 1)]:
+        slack = point.step_time_ticks / answer.fastest_ticks - 1 + 1e-9
+        within = solve(problem, Caps(max_compute_move=0), replace(options, time_slack=slack)).best
+        assert within is not None
+        # slack is never so large that a baseline that fits becomes faster
+        least = min((b.step_time_ticks for b in answer.baselines if b.fits), default=None)
+        if least is None or point.step_time_ticks <= least:
+            assert within.peak_memory_bytes <= point.peak_memory_bytes
+
+
+def test_the_knee_is_where_more_memory_begins_to_gain_little() -> None:
+    def answer(*points: tuple[int, int]) -> SolveResult:
+        problem = layered_problem(random.Random(0), num_layers=9)
+        result = solve(problem, options=SolveOptions(budget=0.1))
+        found = (TradeOff(peak_memory_bytes=m, step_time_ticks=t) for m, t in points)
+        return replace(result, trade_offs=tuple(found))
+
+    found = answer((10, 200), (12, 120), (20, 110), (30, 100)).knee
+    assert found == TradeOff(peak_memory_bytes=12, step_time_ticks=120)
+    assert answer((10, 200), (30, 100)).knee is None
+    assert answer().knee is None
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -16,11 +16,12 @@ from apsched.schedule.result import (
     Scored,
     SolveResult,
     Status,
+    TradeOff,
 )
 from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
 from apsched.unpack import unpacked_zlib
 
-VERSION = 1
+VERSION = 2
 _KINDS = tuple(StepKind)
 
 
@@ -32,6 +33,7 @@ def dump_answer(answer: SolveResult) -> bytes:
         "best": None if answer.best is None else _scored(answer.best),
         "baselines": [_scored(b) for b in answer.baselines],
         "infeasibility": None if answer.infeasibility is None else asdict(answer.infeasibility),
+        "trade_offs": [(t.peak_memory_bytes, t.step_time_ticks) for t in answer.trade_offs],
     }
     return zlib.compress(orjson.dumps(data), 1)
 
@@ -55,6 +57,13 @@ def parse_answer(content: bytes) -> SolveResult:
                 None
                 if data["infeasibility"] is None
                 else _parse_infeasibility(data["infeasibility"])
+            ),
+            trade_offs=tuple(
+                TradeOff(
+                    peak_memory_bytes=_of(int, peak_bytes, "trade_offs"),
+                    step_time_ticks=_of(int, ticks, "trade_offs"),
+                )
+                for peak_bytes, ticks in _of(list, data["trade_offs"], "trade_offs")
             ),
         )
     except (KeyError, TypeError, IndexError, ValueError, EOFError, zlib.error) as error:

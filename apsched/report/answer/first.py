@@ -1,5 +1,6 @@
 """The summary that ``solve`` prints first: the step, the best baseline, rate, memory, what next."""
 
+import math
 from collections.abc import Sequence
 
 from apsched.pipeline.load import JOINT
@@ -115,7 +116,9 @@ def _next_lines(results: Sequence[Result], gap: float) -> list[str]:
 
 
 def _less_memory(result: Result) -> str:
-    """Return the price of less memory, if a baseline or the floor gives it; else an empty text."""
+    """Return the price of less memory, if the search, a baseline or the floor gives it; else an
+    empty text.
+    """
     assert result.best is not None
     peak, step = result.best.peak_memory_bytes, result.best.step_time_ticks
     enough = (1 - _LESS_MEMORY) * peak
@@ -124,7 +127,14 @@ def _less_memory(result: Result) -> str:
         for score in result.answer.baselines
         if score.peak_memory_bytes <= enough and score.step_time_ticks <= (1 + _SLOWER) * step
     ]
-    name = result.problem.name
+    name, knee = result.problem.name, result.answer.knee
+    if knee is not None and knee.peak_memory_bytes <= enough and knee.step_time_ticks > step:
+        slower = 100 * (knee.step_time_ticks / step - 1)
+        slack = math.ceil(1000 * (knee.step_time_ticks / result.answer.fastest_ticks - 1)) / 10
+        return (
+            f"{name} {slower:.1f} % slower needs {show_bytes(knee.peak_memory_bytes)}:"
+            f" --time-slack {slack:.1f}%"
+        )
     if cheaper:
         least = min(cheaper, key=lambda score: score.peak_memory_bytes)
         slower = 100 * (least.step_time_ticks / step - 1)
