@@ -22,7 +22,7 @@ from apsched.report.robustness import robustness_json, robustness_line, robustne
 from apsched.report.table import console, plain_table, result_json
 from apsched.schedule.analysis.metrics import without_buckets_ticks
 from apsched.schedule.analysis.moved_compute import furthest_move, moved_compute
-from apsched.schedule.result import IN_A_ROW, Infeasibility, Score
+from apsched.schedule.result import IN_A_ROW, Infeasibility, Score, TradeOff
 from apsched.units import ticks_to_us
 
 _FULL_WIDTH = 100
@@ -69,13 +69,7 @@ def graph_json(result: Result) -> dict[str, Any]:
         "launches_gap": result.answer.launches_gap if best else None,
         "without_buckets_us": ticks_to_us(without_buckets_ticks(result.problem)),
         "time_limit_us": ticks_to_us(result.answer.time_limit_ticks) if best else None,
-        "trade_offs": [
-            {
-                "peak_memory_bytes": point.peak_memory_bytes,
-                "step_time_us": ticks_to_us(point.step_time_ticks),
-            }
-            for point in result.answer.trade_offs
-        ],
+        "trade_offs": [_trade_off_json(point) for point in result.answer.trade_offs],
         "chosen": asdict(result.chosen) if result.chosen else None,
         "rests_on": path_json(result),
         "metrics": asdict(result.metrics) if result.metrics else None,
@@ -107,6 +101,13 @@ def graph_json(result: Result) -> dict[str, Any]:
     if result.answer.infeasibility is not None:
         report["infeasibility"] = infeasibility_json(result.answer.infeasibility)
     return report
+
+
+def _trade_off_json(point: TradeOff) -> dict[str, float]:
+    return {
+        "peak_memory_bytes": point.peak_memory_bytes,
+        "step_time_us": ticks_to_us(point.step_time_ticks),
+    }
 
 
 def _broken_by(result: Result) -> Iterator[tuple[str, str]]:
