@@ -13,7 +13,7 @@ from apsched.schedule.schedule import Bucket
 from apsched.solver.answer import Answer, Task, near_enough, slack_limit
 from apsched.solver.bounds.best import any_order_bound, fixed_order_bound
 from apsched.solver.bounds.step_time import TimeBound
-from apsched.solver.memory_rungs import Rung, climb, planned_searches
+from apsched.solver.memory_rungs import climb, rungs
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.reorder.shorten_tail import with_shorter_tail
@@ -58,7 +58,7 @@ def solve_large(task: Task, like: Scored | None) -> Answer:
         enough_ticks=near_enough(bound, options),
         enough_as_captured_ticks=near_enough(at_least, options),
     )
-    task.report.use.planned = search.evaluations * planned_searches(at.instance, search.floor_bytes)
+    task.report.use.planned = search.evaluations * (1 + len(rungs(at.instance, search.floor_bytes)))
     if like is not None:
         search.try_buckets(like.schedule.buckets)
     climb(at.instance, search.floor_bytes, search)
@@ -182,24 +182,21 @@ class _Climb:
         """Consider these buckets under the caps as stated."""
         self.base.within(self.task.fitting.instance.caps, self.evaluations).try_buckets(buckets)
 
-    def under(self, rung: Rung) -> None:
+    def under(self, cap_bytes: int | None) -> None:
         """Search under one memory cap."""
-        caps = replace(self.base.instance.caps, memory_cap_bytes=rung.cap_bytes)
-        evaluations = max(1, int(self.evaluations * rung.share))
-        if self.has_buckets(rung.cap_bytes):
+        caps = replace(self.base.instance.caps, memory_cap_bytes=cap_bytes)
+        if self.has_buckets(cap_bytes):
             pass  # only the end of the step is left
-        elif not rung.full:
-            self._briefly(caps, evaluations)
         elif self.on_path:
-            self._with_orders(caps, evaluations)
+            self._with_orders(caps)
         else:
-            self._fully(caps, evaluations)
-        if rung.full and self.mover is not None:
-            self._with_shorter_tail(self.mover, caps, evaluations)
+            self._with_buckets(caps)
+        if self.mover is not None:
+            self._with_shorter_tail(self.mover, caps)
 
-    def _fully(self, caps: Caps, evaluations: int) -> None:
+    def _with_buckets(self, caps: Caps) -> None:
         """Search from its own starts, then from what is known, too."""
-        search = self._around_captured(caps, evaluations)
+        search = self._around_captured(caps, self.evaluations)
         known = self._known(search)
         enough = self.enough_as_captured_ticks
         search.portfolio()
@@ -210,16 +207,6 @@ class _Climb:
         search.descend_from_many(enough)
         search.try_again(found.candidate for found in known)
         search.improve(enough)
-
-    def _briefly(self, caps: Caps, evaluations: int) -> None:
-        """Search from the buckets of what is known."""
-        fastest = self.fastest(caps.memory_cap_bytes)
-        if fastest is None:
-            return
-        search = self.around(fastest, caps, evaluations)
-        search.consider(fastest.candidate)
-        search.try_again(found.candidate for found in self._known(search))
-        search.descend(self.enough_ticks)
 
     def _known(self, search: Search) -> list[Found]:
         """Return the fastest of what is known around the same order of the compute."""
@@ -243,33 +230,31 @@ class _Climb:
             return search
         return replace(search.around(found.instance, evaluations), front=self.moved)
 
-    def _with_orders(self, caps: Caps, evaluations: int) -> None:
-        """Search around better orders of the compute than that of the fastest that is known; where
-        that does not have much less time than as captured, begin again, too.
+    def _with_orders(self, caps: Caps) -> None:
+        """Search around better orders of the compute: than that of the fastest that is known, and
+        than that as captured.
         """
         known = self.fastest(caps.memory_cap_bytes)
         if known is not None:
-            search = self.around(known, caps, evaluations)
+            search = self.around(known, caps, self.evaluations)
             search.consider(known.candidate)
-            self._with_compute_moved(search, evaluations)
-        if known is not None and caps.memory_cap_bytes is not None:
-            return
-        search = self._around_captured(caps, evaluations // _SHARE_AS_CAPTURED)
+            self._with_compute_moved(search)
+        search = self._around_captured(caps, self.evaluations // _SHARE_AS_CAPTURED)
         search.portfolio()
         if search.best is None:
             return
         search.improve(self.enough_ticks)
-        moved_ticks = self._with_compute_moved(search, evaluations)
+        moved_ticks = self._with_compute_moved(search)
         if moved_ticks > max(search.step_time_ticks * _WORTH_MOVING, self.enough_ticks):
             # buckets around the compute as captured may be worth as much
-            self._fully(caps, evaluations)
+            self._with_buckets(caps)
             captured = self.base.front.fastest(caps.memory_cap_bytes)
             if captured is not None:
-                search = self.around(captured, caps, evaluations)
+                search = self.around(captured, caps, self.evaluations)
                 search.consider(captured.candidate)
-                self._with_compute_moved(search, evaluations)
+                self._with_compute_moved(search)
 
-    def _with_compute_moved(self, search: Search, evaluations: int) -> int:
+    def _with_compute_moved(self, search: Search) -> int:
         """Search around better orders of the compute than that of ``search``, for its buckets;
         return the best step time.
         """
@@ -283,7 +268,7 @@ class _Climb:
             if np.array_equal(found.blocks, blocks):
                 break
             blocks = found.blocks
-            around = search.around(self.mover.moved(blocks), evaluations // 2)
+            around = search.around(self.mover.moved(blocks), self.evaluations // 2)
             around = replace(around, front=self.moved)
             around.consider(found.candidate)
             around.portfolio()
@@ -293,10 +278,11 @@ class _Climb:
             best = around
         return best.step_time_ticks
 
-    def _with_shorter_tail(self, mover: ComputeMover, caps: Caps, evaluations: int) -> None:
+    def _with_shorter_tail(self, mover: ComputeMover, caps: Caps) -> None:
         """Let less of the last reduction end after the compute, from the fastest as captured and
-        from the fastest of all."""
-        evaluations //= _SHARE_OF_THE_END
+        from the fastest of all.
+        """
+        evaluations = self.evaluations // _SHARE_OF_THE_END
         cap = caps.memory_cap_bytes
         starts = (self.base.front.fastest(cap), self.fastest(cap))
         for start in {id(start): start for start in starts if start is not None}.values():

@@ -1,5 +1,5 @@
-"""A looser memory cap is never slower, and no cap finds a schedule within the slack that needs much
-less memory: both hold by the sequence of caps that a search goes through.
+"""A looser memory cap is never slower than one of the sequence, and none of these shows a schedule
+within the slack that needs much less memory.
 """
 
 import random
@@ -9,46 +9,60 @@ from itertools import pairwise
 import pytest
 
 from apsched.config import Caps, SolveOptions
+from apsched.problem.problem import Problem
 from apsched.schedule.result import SolveResult, TradeOff
 from apsched.solver.arrays.instance import Instance
-from apsched.solver.memory_rungs import Rung, climb, rungs
+from apsched.solver.memory_rungs import climb, rungs
 from apsched.solver.reorder.min_memory import is_small, least_memory
 from apsched.solver.solve import solve
 from tests.helpers.problems.strategies import layered_problem
 
-CAPS = (1.0, 1.04, 1.1, 1.15, 1.3, 1.5, 2.0, 4.0, None)
-"""Of the least memory."""
 
-
-def solved(seed: int, move: int, slack: float) -> list[SolveResult]:
+def problem_of(seed: int) -> Problem:
     problem = layered_problem(random.Random(seed), num_layers=9)
     assert not is_small(problem)
-    options = SolveOptions(budget=1, time_slack=slack)
-    floor_bytes = least_memory(problem, Caps(max_compute_move=move), options)[0]
-    caps = [None if share is None else int(floor_bytes * share) for share in CAPS]
-    return [
-        solve(problem, Caps(memory_cap_bytes=cap, max_compute_move=move), options) for cap in caps
-    ]
+    return problem
+
+
+def solved(problem: Problem, cap_bytes: int | None, move: int, slack: float) -> SolveResult:
+    caps = Caps(memory_cap_bytes=cap_bytes, max_compute_move=move)
+    return solve(problem, caps, SolveOptions(budget=1, time_slack=slack))
+
+
+def sequence(problem: Problem, move: int) -> tuple[int, ...]:
+    caps = Caps(max_compute_move=move)
+    floor_bytes = least_memory(problem, caps, SolveOptions(budget=1))[0]
+    return rungs(Instance.of(problem, caps), floor_bytes)
 
 
 @pytest.mark.parametrize("move", [0, 20])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_looser_memory_cap_is_never_slower(seed: int, move: int) -> None:
+def test_a_looser_memory_cap_is_never_slower_than_one_of_the_sequence(seed: int, move: int) -> None:
     """To the tick, where memory may cost no step time."""
-    times = [
-        result.best.step_time_ticks for result in solved(seed, move, 0.0) if result.best is not None
-    ]
-    assert len(times) == len(CAPS)
-    assert all(looser <= tighter for tighter, looser in pairwise(times)), times
+    problem = problem_of(seed)
+    known = None
+    for low, high in pairwise((*sequence(problem, move), None)):
+        between = low * 9 // 8 if high is None else (low + high) // 2
+        times = [
+            result.best.step_time_ticks
+            for cap in (low, between, high)
+            if (result := solved(problem, cap, move, 0.0)).best is not None
+        ]
+        assert len(times) == 3
+        assert max(times[1:]) <= times[0]
+        assert known is None or times[0] <= known
+        known = times[0]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_cap_shows_a_schedule_within_the_slack_that_needs_much_less(seed: int) -> None:
-    slack = 0.05
-    results = solved(seed, 0, slack)
-    free = results[-1]
+def test_no_cap_of_the_sequence_shows_a_schedule_within_the_slack_that_needs_much_less(
+    seed: int,
+) -> None:
+    problem, slack = problem_of(seed), 0.05
+    free = solved(problem, None, 0, slack)
     assert free.best is not None
-    for result in results:
+    for cap in sequence(problem, 0):
+        result = solved(problem, cap, 0, slack)
         assert result.best is not None
         if result.best.step_time_ticks <= free.fastest_ticks * (1 + slack):
             assert free.best.peak_memory_bytes <= 1.02 * result.best.peak_memory_bytes
@@ -90,37 +104,33 @@ def test_the_knee_is_where_more_memory_begins_to_gain_little() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_work_under_a_cap_is_a_part_of_that_under_a_looser_one(seed: int) -> None:
-    problem = layered_problem(random.Random(seed), num_layers=9)
-    floor_bytes = least_memory(problem, options=SolveOptions(budget=0.1))[0]
-    free = list(rungs(Instance.of(problem), floor_bytes))
-    caps = [rung.cap_bytes for rung in free]
-    assert caps[0] == floor_bytes
-    assert caps == sorted(caps, key=lambda cap: cap or 0)
-    assert [rung.full for rung in free].count(True) >= 3
+    problem = problem_of(seed)
+    caps = sequence(problem, 0)
+    assert caps == tuple(sorted(set(caps)))
+    assert len(caps) >= 3
 
     class Looked:
-        """A search in which each cap up to a limit makes the step shorter."""
+        """A search in which each cap makes the step shorter, up to a number of them."""
 
-        def __init__(self) -> None:
-            self.at: list[Rung] = []
+        def __init__(self, most: int) -> None:
+            self.at: list[int | None] = []
+            self.most = most
 
-        def under(self, rung: Rung) -> None:
-            self.at.append(rung)
+        def under(self, cap_bytes: int | None) -> None:
+            self.at.append(cap_bytes)
 
         def fastest_ticks(self, cap_bytes: int | None) -> int | None:
-            return 10**6 - 1000 * min(len(self.at), 9)
+            return 10**6 - 1000 * min(len(self.at), self.most)
 
         def is_done(self, cap_bytes: int | None) -> bool:
             return False
 
-    def looked(cap_bytes: int | None) -> list[Rung]:
-        climber = Looked()
-        climb(Instance.of(problem, Caps(memory_cap_bytes=cap_bytes)), floor_bytes, climber)
+    def looked(cap_bytes: int | None, most: int) -> list[int | None]:
+        climber = Looked(most)
+        climb(Instance.of(problem, Caps(memory_cap_bytes=cap_bytes)), caps[0], climber)
         return climber.at
 
-    most = looked(None)
-    for rung in most:
-        if rung.cap_bytes is not None:
-            part = looked(rung.cap_bytes)
-            assert part == most[: len(part)]
-            assert part[-1] == rung or part == most
+    assert looked(None, 100) == [*caps, None]
+    assert looked(caps[2], 100) == [*caps[:2], caps[2]]
+    assert looked(caps[1] + 1, 100) == [*caps[:2], caps[1] + 1]
+    assert looked(None, 1) == [*caps[:3], None]  # two caps that gain nothing
