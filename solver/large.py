@@ -231,14 +231,7 @@ class _Climb:
         return replace(search.around(found.instance, evaluations), front=self.moved)
 
     def _with_orders(self, caps: Caps) -> None:
-        """Search around better orders of the compute: than that of the fastest that is known, and
-        than that as captured.
-        """
-        known = self.fastest(caps.memory_cap_bytes)
-        if known is not None:
-            search = self.around(known, caps, self.evaluations)
-            search.consider(known.candidate)
-            self._with_compute_moved(search)
+        """Search around the compute as captured, and around better orders of it."""
         search = self._around_captured(caps, self.evaluations // _SHARE_AS_CAPTURED)
         search.portfolio()
         if search.best is None:
@@ -279,12 +272,14 @@ class _Climb:
         return best.step_time_ticks
 
     def _with_shorter_tail(self, mover: ComputeMover, caps: Caps) -> None:
-        """Let less of the last reduction end after the compute, from the fastest as captured and
-        from the fastest of all.
+        """Let less of the last reduction end after the compute: from the fastest of all, and where
+        nothing else moves compute from the fastest as captured.
         """
         evaluations = self.evaluations // _SHARE_OF_THE_END
         cap = caps.memory_cap_bytes
-        starts = (self.base.front.fastest(cap), self.fastest(cap))
+        starts = [self.fastest(cap)]
+        if not self.on_path:
+            starts.insert(0, self.base.front.fastest(cap))
         for start in {id(start): start for start in starts if start is not None}.values():
             search = replace(self.around(start, caps, evaluations), front=self.moved)
             search.consider(start.candidate)

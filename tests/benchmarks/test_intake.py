@@ -137,6 +137,7 @@ def test_the_survey_that_is_kept_meets_its_bar():
     found = list(stored.read(newest).values())
     assert page.failures(found) == []
     assert {outcome.group for outcome in found} == {
+        "AutoParallel",
         "features",
         "gloo",
         "files",

@@ -126,7 +126,7 @@ def test_graphs_of_one_process_rank_and_of_the_newest_run(tmp_path: Path) -> Non
     debug_directory(runs, {"model__0_forward_1.0": WIDER}, RUN.replace("2026_01", "2026_02"))
     found = recorded_graphs(runs)
     assert [graph.text for graph in found.graphs] == [WIDER]
-    assert "1 other runs" in found.notes[0]
+    assert "1 other run is here" in found.notes[0]
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
