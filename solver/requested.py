@@ -122,4 +122,5 @@ def _claimed(
         launches_bound=later.launches,
         solved_by=found.solved_by,
         deterministic_work=found.deterministic_work + work,
+        trade_offs=found.trade_offs,
     )

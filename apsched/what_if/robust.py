@@ -142,4 +142,5 @@ def _with_best(
         launches_bound=later.launches,
         solved_by=found_by,
         deterministic_work=answer.deterministic_work,
+        trade_offs=answer.trade_offs,
     )

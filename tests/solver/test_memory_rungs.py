@@ -8,12 +8,13 @@ from itertools import pairwise
 
 import pytest
 
-from apsched.config import Caps, SolveOptions
+from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.result import SolveResult, TradeOff
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.memory_rungs import climb, rungs
 from apsched.solver.reorder.min_memory import is_small, least_memory
+from apsched.solver.requested import solve_requested
 from apsched.solver.solve import solve
 from tests.helpers.problems.strategies import layered_problem
 
@@ -87,6 +88,15 @@ def test_memory_is_laid_against_step_time(seed: int) -> None:
         least = min((b.step_time_ticks for b in answer.baselines if b.fits), default=None)
         if least is None or point.step_time_ticks <= least:
             assert within.peak_memory_bytes <= point.peak_memory_bytes
+
+
+@pytest.mark.parametrize("move", [0, DEFAULT_COMPUTE_MOVE])
+def test_an_answer_with_the_claims_of_what_was_requested_has_the_trade_offs(move: int) -> None:
+    problem = problem_of(4)  # nothing on the path: the search keeps the compute as captured
+    caps, options = Caps(max_compute_move=move), SolveOptions(budget=1)
+    answer = solve_requested(problem, caps, options, progress=None, start=None)
+    assert len(answer.trade_offs) >= 2
+    assert answer.trade_offs[-1].step_time_ticks <= answer.fastest_ticks
 
 
 def test_the_knee_is_where_more_memory_begins_to_gain_little() -> None:

@@ -132,7 +132,7 @@ def _less_memory(result: Result) -> str:
         slower = 100 * (knee.step_time_ticks / step - 1)
         slack = math.ceil(1000 * (knee.step_time_ticks / result.answer.fastest_ticks - 1)) / 10
         return (
-            f"{name} {slower:.1f} % slower needs {show_bytes(knee.peak_memory_bytes)}:"
+            f"{name} {slower:.2f} % slower needs {show_bytes(knee.peak_memory_bytes)}:"
             f" --time-slack {slack:.1f}%"
         )
     if cheaper:
@@ -152,4 +152,10 @@ def _peak_bytes(result: Result) -> int:
 def _wrapped(text: str) -> list[str]:
     import textwrap
 
-    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_long_words=False)
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,  # options stay whole
+    )
