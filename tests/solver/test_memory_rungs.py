@@ -92,7 +92,7 @@ def test_memory_is_laid_against_step_time(seed: int) -> None:
 
 @pytest.mark.parametrize("move", [0, DEFAULT_COMPUTE_MOVE])
 def test_an_answer_with_the_claims_of_what_was_requested_has_the_trade_offs(move: int) -> None:
-    problem = problem_of(4)  # nothing on the path: the search keeps the compute as captured
+    problem = problem_of(16)  # nothing on the path: the search keeps the compute as captured
     caps, options = Caps(max_compute_move=move), SolveOptions(budget=1)
     answer = solve_requested(problem, caps, options, progress=None, start=None)
     assert len(answer.trade_offs) >= 2
