@@ -23,7 +23,7 @@ from apsched.pipeline.result import BitwisePrice, Result, result_of
 from apsched.problem.build import build_problem
 from apsched.problem.contention import Contention
 from apsched.problem.problem import Problem, with_contention
-from apsched.schedule.result import AS_CAPTURED, Score, Scored, SolveResult
+from apsched.schedule.result import AS_CAPTURED, Score, Scored, SolveResult, TradeOff
 from apsched.schedule.schedule import Schedule, as_captured
 from apsched.schedule.simulate import simulate
 from apsched.units import us_to_ticks
@@ -244,6 +244,13 @@ def _answer(
         peak_bound_bytes=entry["peak_bound_bytes"],
         launches_bound=entry["launches_bound"],
         solved_by=str(file.claimed.get("solved_by", "")),
+        trade_offs=tuple(
+            TradeOff(
+                peak_memory_bytes=point["peak_memory_bytes"],
+                step_time_ticks=us_to_ticks(point["step_time_us"]),
+            )
+            for point in entry.get("trade_offs", ())  # older runs have none
+        ),
     )
 
 
