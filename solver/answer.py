@@ -19,8 +19,6 @@ from apsched.solver.reorder.split_kernels import Fitting
 from apsched.solver.search.decoder import BudgetUse
 from apsched.units import ticks_to_us
 
-_MOST_LEFT = 0.001
-"""Share of the bound, twice what the search leaves at most."""
 Progress = Callable[[str, float, float, float], None]
 """Called with the stage, the best step time and the bound in microseconds, and the share of the
 planned work that is done; nan for a value that is not known yet.

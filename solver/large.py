@@ -32,6 +32,10 @@ _SHARE_OF_THE_END = 4
 """Of the evaluations, one in so many goes to the buckets at the end, each time it changes."""
 _EVALUATIONS_PER_WORK = 300
 """Evaluations of the search under one memory cap per unit of deterministic work in the budget."""
+_MOST_LEFT = 0.001
+"""Slack of which half ends the search. A larger one does not end it earlier: on its way the search
+finds schedules with less memory.
+"""
 _NOTICEABLY_LESS = 0.98
 """Share of the peak as captured below which another order of the compute is taken for it."""
 _TRIED_AGAIN = 3
@@ -42,7 +46,7 @@ def solve_large(task: Task, like: Scored | None) -> Answer:
     """Return the best schedule that the search finds; the buckets of ``like`` are tried, too."""
     at, options = task.fitting, task.options
     bound = _bound_where_cut(task)
-    at_least = bound
+    at_least, left = bound, replace(options, time_slack=min(options.time_slack, _MOST_LEFT))
     if at.mover is not None and not at.instance.arrays.on_path.any():
         at_least = fixed_order_bound(at.instance)  # nothing to hide but the end: buckets first
     search = _Climb(
@@ -55,8 +59,8 @@ def solve_large(task: Task, like: Scored | None) -> Answer:
             use=task.report.use,
         ),
         evaluations=max(1, int(options.budget * _EVALUATIONS_PER_WORK)),
-        enough_ticks=near_enough(bound, options),
-        enough_as_captured_ticks=near_enough(at_least, options),
+        enough_ticks=near_enough(bound, left),
+        enough_as_captured_ticks=near_enough(at_least, left),
     )
     task.report.use.planned = search.evaluations * (1 + len(rungs(at.instance, search.floor_bytes)))
     if like is not None:

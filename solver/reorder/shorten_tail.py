@@ -32,7 +32,7 @@ _SHARES = (0.25, 0.5, 0.75, 1.0, 1.5)
 MOST_ROUNDS = 8
 """How often the end is looked at, each time as the round before left it."""
 _NEAR = 10
-"""Tails before the end, from where on buckets are searched again."""
+"""Buckets are searched again if they are launched in the last so many lengths of the tail."""
 NO_OWNER, SEVERAL = -1, -2
 """In place of an owner."""
 

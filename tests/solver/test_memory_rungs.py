@@ -99,6 +99,16 @@ def test_an_answer_with_the_claims_of_what_was_requested_has_the_trade_offs(move
     assert answer.trade_offs[-1].step_time_ticks <= answer.fastest_ticks
 
 
+def test_a_large_slack_does_not_end_the_search_earlier() -> None:
+    """The fastest that is found is the same, and the memory within the slack is less."""
+    problem = problem_of(16)
+    little, much = solved(problem, None, 0, 0.001), solved(problem, None, 0, 0.3)
+    assert little.best is not None
+    assert much.best is not None
+    assert much.fastest_ticks == little.fastest_ticks
+    assert much.best.peak_memory_bytes < little.best.peak_memory_bytes
+
+
 def test_the_knee_is_where_more_memory_begins_to_gain_little() -> None:
     def answer(*points: tuple[int, int]) -> SolveResult:
         problem = layered_problem(random.Random(0), num_layers=9)
