@@ -62,11 +62,13 @@ def solve_large(task: Task, like: Scored | None) -> Answer:
         enough_ticks=near_enough(bound, left),
         enough_as_captured_ticks=near_enough(at_least, left),
     )
-    task.report.use.planned = search.evaluations * (1 + len(rungs(at.instance, search.floor_bytes)))
+    caps_below = rungs(at.instance, at.floor.peak_bytes)
+    task.report.use.planned = search.evaluations * (1 + len(caps_below))
     if like is not None:
         search.try_buckets(like.schedule.buckets)
-    climb(at.instance, search.floor_bytes, search)
-    fastest = search.fastest(at.instance.caps.memory_cap_bytes)
+    cap_bytes = at.instance.caps.memory_cap_bytes
+    climb(caps_below, cap_bytes, search)
+    fastest = search.fastest(cap_bytes)
     if fastest is None:
         least = just_in_time(at.instance)
         schedule = expand(at.instance, least.program) if least is not None else None
@@ -120,10 +122,6 @@ class _Climb:
     """Step time at which a search for buckets around the compute as captured stops."""
     moved: Front = field(default_factory=Front)
     """What was found around other orders of the compute."""
-
-    @property
-    def floor_bytes(self) -> int:
-        return self.task.fitting.floor.peak_bytes
 
     @property
     def mover(self) -> ComputeMover | None:

@@ -7,6 +7,7 @@ that is found stands on one front of step time and peak, from which the second o
 schedule.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from apsched.solver.arrays.instance import Instance
@@ -34,12 +35,12 @@ class Climber(Protocol):
         """Whether nothing within the cap can be noticeably faster."""
 
 
-def climb(instance: Instance, floor_bytes: int, climber: Climber) -> None:
-    """Let ``climber`` search under the caps of the sequence below that of ``instance``, until it is
-    done or more memory gains nothing, and then under that of ``instance``.
+def climb(caps_below: Sequence[int], cap_bytes: int | None, climber: Climber) -> None:
+    """Let ``climber`` search under ``caps_below``, ascending, until it is done or more memory gains
+    nothing, and then under ``cap_bytes``.
     """
-    cap, last, flat = instance.caps.memory_cap_bytes, None, 0
-    for rung in rungs(instance, floor_bytes):
+    last, flat = None, 0
+    for rung in caps_below:
         climber.under(rung)
         if climber.is_done(rung):
             return
@@ -49,7 +50,7 @@ def climb(instance: Instance, floor_bytes: int, climber: Climber) -> None:
             last = fastest
         if flat >= _FLAT:
             break
-    climber.under(cap)
+    climber.under(cap_bytes)
 
 
 def rungs(instance: Instance, floor_bytes: int) -> tuple[int, ...]:

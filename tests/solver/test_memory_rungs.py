@@ -147,7 +147,8 @@ def test_the_work_under_a_cap_is_a_part_of_that_under_a_looser_one(seed: int) ->
 
     def looked(cap_bytes: int | None, most: int) -> list[int | None]:
         climber = Looked(most)
-        climb(Instance.of(problem, Caps(memory_cap_bytes=cap_bytes)), caps[0], climber)
+        below = rungs(Instance.of(problem, Caps(memory_cap_bytes=cap_bytes)), caps[0])
+        climb(below, cap_bytes, climber)
         return climber.at
 
     assert looked(None, 100) == [*caps, None]
