@@ -1,8 +1,8 @@
 """``apsched.optimize`` and ``apsched.solve``: a graph in, its fastest order out, with a proof."""
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from enum import Enum
 from os import PathLike
@@ -34,7 +34,12 @@ from apsched.errors import InputError
 from apsched.graph.export.export import export_graph
 from apsched.models.mesh import MeshSpec
 from apsched.pipeline.assumptions import check_hints
-from apsched.pipeline.load import LoadedGraph, beside_each_other, loaded_graph
+from apsched.pipeline.load import (
+    LoadedGraph,
+    beside_each_other,
+    group_ranks_of,
+    loaded_graph,
+)
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import (
     SolveRequest,
@@ -224,21 +229,9 @@ def capture(
     ``full``, ``selective`` or ``every-N``. ``InputError`` where the model cannot be traced, or has
     no mesh of that form.
     """
-    spec = None if mesh is None else MeshSpec.parse(mesh)
-    with world(spec.world_size) if spec is not None else nullcontext():
-        found = capture_own(
-            model,
-            tuple(inputs),
-            source=type(model).__name__,
-            num_ranks=None if spec is None else spec.world_size,
-            mesh=spec,
-            activation_checkpoint=activation_checkpoint,
-        )
-        ranks = {name: tuple(range(size)) for name, size in found.group_sizes.items()}
-        ranks |= {name: known for name, known in found.group_ranks.items() if known}
+    with _captured(model, inputs, mesh, activation_checkpoint) as found:
+        ranks = group_ranks_of(found)
         prices = ClusterCostModel(load_cluster(cluster), ranks)
-        for warning in found.warnings:
-            warnings.warn(warning, stacklevel=2)
         return tuple(
             export_graph(graph, prices, group_ranks=ranks, cluster_name=prices.cluster.name)
             for graph in found.graphs
@@ -376,6 +369,18 @@ def solve_step(
         plan=plan_for(as_plan(plan), wanted),
         second_group=second_group,
     )
+    with _captured(model, inputs, mesh, activation_checkpoint) as found:
+        graphs = under_plan(_priced(found, cluster), request)
+        step = Step.of(graphs, request, Progress(quiet=True))
+        answer = solve_choice(step, wanted, "keep")
+        return StepResult(answer=answer, kept_tensors=kept_tensors(graphs, answer.best.graphs))
+
+
+@contextmanager
+def _captured(
+    model: torch.nn.Module, inputs: Sequence[torch.Tensor], mesh: str | None, checkpoint: str
+) -> Iterator[Capture]:
+    """Capture ``model``; its process groups, fake ones with a mesh, are there until the end."""
     spec = None if mesh is None else MeshSpec.parse(mesh)
     with world(spec.world_size) if spec is not None else nullcontext():
         found = capture_own(
@@ -384,14 +389,11 @@ def solve_step(
             source=type(model).__name__,
             num_ranks=None if spec is None else spec.world_size,
             mesh=spec,
-            activation_checkpoint=activation_checkpoint,
+            activation_checkpoint=checkpoint,
         )
         for warning in found.warnings:
-            warnings.warn(warning, stacklevel=2)
-        graphs = under_plan(_priced(found, cluster), request)
-        step = Step.of(graphs, request, Progress(quiet=True))
-        answer = solve_choice(step, wanted, "keep")
-        return StepResult(answer=answer, kept_tensors=kept_tensors(graphs, answer.best.graphs))
+            warnings.warn(warning, stacklevel=4)  # past contextlib, to the caller of the API
+        yield found
 
 
 def _memory_cap_once(stated: int | str | None, caps: Caps) -> MemoryCap | None:
@@ -407,8 +409,7 @@ def _priced(found: Capture, name: str) -> tuple[LoadedGraph, ...]:
     ``name``.
     """
     cluster = load_cluster(name)
-    ranks = {name: tuple(range(size)) for name, size in found.group_sizes.items()}
-    ranks |= {name: known for name, known in found.group_ranks.items() if known}
+    ranks = group_ranks_of(found)
     prices = ClusterCostModel(cluster, ranks)
     graphs = (
         loaded_graph(

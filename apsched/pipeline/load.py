@@ -198,7 +198,7 @@ def _export_capture(
 
     capture, cluster = source.capture, costs.cluster
     assert capture is not None
-    group_ranks = _group_ranks(capture)
+    group_ranks = group_ranks_of(capture)
     formulas = ClusterCostModel(cluster, group_ranks, costs.table, fused=fused)
     cost_model = (
         formulas
@@ -258,7 +258,7 @@ def _with_hints(capture: "Capture", request: SourceRequest) -> "Capture":
     return replace(capture, graphs=tuple(replace(g, hints=hints) for g in capture.graphs))
 
 
-def _group_ranks(capture: "Capture") -> dict[str, tuple[int, ...]]:
+def group_ranks_of(capture: "Capture") -> dict[str, tuple[int, ...]]:
     """Return the process ranks of every group; of one that is known by size only, that many from 0
     on, as cost models take it to be.
     """
