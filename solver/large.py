@@ -11,6 +11,7 @@ from apsched.config import Caps
 from apsched.schedule.result import Scored, SolvedBy, TradeOff
 from apsched.schedule.schedule import Bucket
 from apsched.solver.answer import Answer, Task, near_enough, slack_limit
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.bounds.best import any_order_bound, fixed_order_bound
 from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.memory_rungs import climb, rungs
@@ -30,8 +31,10 @@ _SHARE_AS_CAPTURED = 4
 """Where compute may move, one in so many evaluations goes to buckets around it as captured."""
 _SHARE_OF_THE_END = 4
 """Of the evaluations, one in so many goes to the buckets at the end, each time it changes."""
-_EVALUATIONS_PER_WORK = 300
-"""Evaluations of the search under one memory cap per unit of deterministic work in the budget."""
+_EVALUATIONS_PER_WORK, _OF_A_COLLECTIVE = 300, 2
+"""Evaluations of the search under one memory cap per unit of deterministic work in the budget: at
+most, and for each collective.
+"""
 _MOST_LEFT = 0.001
 """Slack of which half ends the search. A larger one does not end it earlier: on its way the search
 finds schedules with less memory.
@@ -58,7 +61,7 @@ def solve_large(task: Task, like: Scored | None) -> Answer:
             floor_bytes=at.floor.peak_bytes,
             use=task.report.use,
         ),
-        evaluations=max(1, int(options.budget * _EVALUATIONS_PER_WORK)),
+        evaluations=max(1, int(options.budget * _evaluations_per_work(at.instance))),
         enough_ticks=near_enough(bound, left),
         enough_as_captured_ticks=near_enough(at_least, left),
     )
@@ -74,6 +77,11 @@ def solve_large(task: Task, like: Scored | None) -> Answer:
         schedule = expand(at.instance, least.program) if least is not None else None
         return Answer(schedule=schedule, bound=bound, solved_by=SolvedBy.JUST_IN_TIME)
     return _finished(task, bound, search, fastest)
+
+
+def _evaluations_per_work(instance: Instance) -> int:
+    """Return the evaluations of a search per unit of the budget: few collectives have few moves."""
+    return min(_EVALUATIONS_PER_WORK, _OF_A_COLLECTIVE * len(instance.arrays.kind))
 
 
 def _bound_where_cut(task: Task) -> TimeBound:

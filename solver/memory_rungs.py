@@ -14,7 +14,7 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.layers import find_periods
 from apsched.solver.arrays.problem_arrays import ALL_GATHER
 
-_LAYERS = (0, 1, 3, 10, 30)
+_LAYERS = (0, 3, 30)
 """Layers of gathered weights above the floor: the caps of the sequence."""
 _GAIN, _FLAT = 1e-4, 2
 """Share of the step time by which one of so many searches in a row has to be faster, or memory does
