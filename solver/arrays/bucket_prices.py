@@ -156,21 +156,20 @@ def num_at_most(ascending: Ints, limit: float) -> int:
 
 
 @compiled
-def curve_price(t: Tables, curve: int, size_bytes: int) -> int:
+def curve_price(begins: Ints, sizes: Ints, prices: Ints, curve: int, size_bytes: int) -> int:
     """Return what ``apsched.costs.price_curve.PriceCurve`` returns, in 64 bits: the quotient is
-    guessed in attached nodes, and the remainder set right.
+    guessed in floats, and the remainder set right.
+
+    It takes the points of the curves alone: numba counts a reference to each array of ``Tables``
+    in each call, which takes longer than the price.
 
     The remainder of a guess that is off by little is small, so that it comes out right although the
     products in it wrap around.
     """
-    begin, past = t.curve_begin[curve], t.curve_begin[curve + 1]
-    k = num_at_most(t.curve_size[begin:past], size_bytes) - 1
+    begin, past = begins[curve], begins[curve + 1]
+    k = num_at_most(sizes[begin:past], size_bytes) - 1
     k = begin + min(max(k, 0), past - begin - 2)
-    rise, run, over = (
-        t.curve_price[k + 1] - t.curve_price[k],
-        t.curve_size[k + 1] - t.curve_size[k],
-        size_bytes - t.curve_size[k],
-    )
+    rise, run, over = prices[k + 1] - prices[k], sizes[k + 1] - sizes[k], size_bytes - sizes[k]
     up = np.int64(float(over) * float(rise) / float(run))
     rest = over * rise - up * run
     while rest > 0:
@@ -179,7 +178,7 @@ def curve_price(t: Tables, curve: int, size_bytes: int) -> int:
     while rest <= -run:
         rest += run
         up -= 1
-    return int(t.curve_price[k] + up)
+    return int(prices[k] + up)
 
 
 @compiled
@@ -191,6 +190,7 @@ def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints, coalesced: 
     """
     figures = np.zeros((len(member_begin) - 1, NUM_FIGURES), np.int64)
     copy = len(t.key_launch)
+    begins, sizes, prices = t.curve_begin, t.curve_size, t.curve_price
     for b in range(len(figures)):
         begin, past = member_begin[b], member_begin[b + 1]
         first = member_list[begin]
@@ -214,12 +214,12 @@ def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints, coalesced: 
             )
         else:
             figures[b, LAUNCH_TICKS] = t.key_launch[t.key[first]]
-            figures[b, TRANSFER_TICKS] = curve_price(t, t.key[first], size)
+            figures[b, TRANSFER_TICKS] = curve_price(begins, sizes, prices, t.key[first], size)
         if past - begin > 1 and not flat:
             figures[b, TRANSFER_TICKS] += (past - begin) * t.member_ticks[first]
         if flat:
             figures[b, FLAT] = 1
-            figures[b, COPY_IN_TICKS] = curve_price(t, copy, copied)
+            figures[b, COPY_IN_TICKS] = curve_price(begins, sizes, prices, copy, copied)
             figures[b, IN_BUFFER] = -(-inputs // ALLOCATION_BYTES) * ALLOCATION_BYTES
             figures[b, OUT_BUFFER] = -(-outputs // ALLOCATION_BYTES) * ALLOCATION_BYTES
     return figures

@@ -144,6 +144,7 @@ def _rows(
     num_compute: int,
 ) -> Ints:
     rows = np.zeros((len(figures), NUM_COLUMNS), np.int64)
+    stalls = clock.stalls
     for b in range(len(figures)):
         begin, past = member_begin[b], member_begin[b + 1]
         first = member_list[begin]
@@ -165,9 +166,12 @@ def _rows(
             latest,
             t.wait_first[first] > 0 or t.wait_last[first] < num_compute,
         )
-        rows[b, READY] = (
-            figures[b, READY_SLOT] if gathered else min(launch_slot(clock, r, figures, b), latest)
-        )
+        ready = figures[b, READY_SLOT]
+        if not gathered:
+            need = figures[b, NEED_SLOT]
+            ready = launch_slot(stalls, r.in_stalls, r.max_prefetch, ready, need, num_compute)
+            ready = min(ready, latest)
+        rows[b, READY] = ready
         rows[b, NEED], rows[b, TRANSFER] = (
             min(figures[b, NEED_SLOT], t.wait_last[first]),
             figures[b, TRANSFER_TICKS],

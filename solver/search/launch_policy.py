@@ -10,7 +10,6 @@ import numpy as np
 from apsched.config import Caps
 from apsched.solver.arrays.bucket_prices import (
     NEED_SLOT,
-    READY_SLOT,
     TRANSFER_TICKS,
     num_at_most,
 )
@@ -162,16 +161,19 @@ def want_slots(
 
 
 @compiled
-def launch_slot(clock: BaseTimes, rules: Rules, figures: Ints, b: int) -> int:
+def launch_slot(
+    stalls: Ints, in_stalls: bool, max_prefetch: int, ready: int, need: int, num_compute: int
+) -> int:
     """Return the slot where a bucket that is no gather is launched: when it is ready and may be, or
-    at the next stall.
+    at the next of the ``stalls``.
+
+    It takes numbers and one array: numba counts a reference to each array of a record in each call.
     """
-    ready, need, num_compute = figures[b, READY_SLOT], figures[b, NEED_SLOT], len(clock.reached) - 1
     if need < num_compute:
-        return int(max(ready, need - rules.max_prefetch))
-    if not rules.in_stalls:
+        return int(max(ready, need - max_prefetch))
+    if not in_stalls:
         return int(ready)
-    at = num_at_most(clock.stalls, ready - 1)
-    if at < len(clock.stalls) and clock.stalls[at] - ready <= _NEAR and clock.stalls[at] < need:
-        return int(clock.stalls[at])
+    at = num_at_most(stalls, ready - 1)
+    if at < len(stalls) and stalls[at] - ready <= _NEAR and stalls[at] < need:
+        return int(stalls[at])
     return int(ready)

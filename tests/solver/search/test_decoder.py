@@ -77,17 +77,9 @@ def test_a_sampled_price_is_that_of_the_curve() -> None:
 
 
 def price(curve: PriceCurve, size: int) -> int:
-    """Return the compiled price of ``size`` on ``curve``, among tables that are otherwise those of
-    any problem.
-    """
-    problem = random_problem(random.Random(1))
-    pricer = Pricer(Instance.of(problem))
-    tables = pricer.tables._replace(
-        curve_begin=np.array([0, len(curve.size_bytes)]),
-        curve_size=np.array(curve.size_bytes),
-        curve_price=np.array(curve.price_ticks),
-    )
-    return curve_price(tables, 0, size)
+    """Return the compiled price of ``size`` on ``curve``."""
+    begins = np.array([0, len(curve.size_bytes)])
+    return curve_price(begins, np.array(curve.size_bytes), np.array(curve.price_ticks), 0, size)
 
 
 @pytest.mark.parametrize("seed", range(60))
