@@ -167,9 +167,8 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                     b = pending[i]
                     if rows[b, STATUS]:
                         continue
-                    if (turn == 0 and rows[b, NEED] >= num_compute) or (
-                        rows[b, FOLLOWS]
-                        and _blocked(rows, member_list, after_begin, after_list, bucket_of, out, b)
+                    if (turn == 0 and rows[b, NEED] >= num_compute) or _blocked(
+                        rows, member_list, after_begin, after_list, bucket_of, out, b
                     ):
                         pending[kept] = b
                         kept += 1
@@ -198,9 +197,7 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                     or clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap
                 ):
                     break
-                if rows[b, FOLLOWS] and _blocked(
-                    rows, member_list, after_begin, after_list, bucket_of, out, b
-                ):
+                if _blocked(rows, member_list, after_begin, after_list, bucket_of, out, b):
                     break
                 if rows[b, NEED] > g:
                     room = memory_cap - rows[b, AHEAD]
@@ -264,11 +261,9 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                         depth -= 1
                         continue
                     if not rows[b, STATUS]:
-                        deeper = -1
-                        if rows[b, FOLLOWS]:
-                            deeper = _first_blocking(
-                                rows, member_list, after_begin, after_list, bucket_of, b
-                            )
+                        deeper = _first_blocking(
+                            rows, member_list, after_begin, after_list, bucket_of, b
+                        )
                         if deeper >= 0:
                             stack[depth] = deeper
                             depth += 1
@@ -389,6 +384,8 @@ def _first_blocking(
     for; -1 for none.
     """
     found = -1
+    if not rows[waiting, FOLLOWS]:
+        return found
     for m in range(rows[waiting, FIRST], rows[waiting, PAST]):
         for q in range(after_begin[member_list[m]], after_begin[member_list[m] + 1]):
             if rows[bucket_of[after_list[q]], STATUS] != _WAITED:
@@ -407,6 +404,8 @@ def _blocked(
     waiting: int,
 ) -> bool:
     """Whether a member of ``waiting`` depends on a collective whose result is not there yet."""
+    if not rows[waiting, FOLLOWS]:
+        return False
     for m in range(rows[waiting, FIRST], rows[waiting, PAST]):
         for q in range(after_begin[member_list[m]], after_begin[member_list[m] + 1]):
             awaited = bucket_of[after_list[q]]
