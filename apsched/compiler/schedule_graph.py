@@ -18,6 +18,7 @@ from apsched.compiler.settings import Settings
 from apsched.errors import AgreementError, ApschedError
 from apsched.fx.collectives import is_collective
 from apsched.fx.control_deps import without_control_deps
+from apsched.pipeline.assumptions import unused_hints
 from apsched.pipeline.result import Result
 from apsched.quantities import show_bytes, show_us
 from apsched.report.assumed_sizes import assumed_text
@@ -66,31 +67,33 @@ def schedule_graph(
         different collectives, or one of them does not answer.
     """
 
-    def attempt(agreement: GraphAgreement | None) -> tuple[_Modules, Launches]:
+    def attempt(agreement: GraphAgreement | None) -> tuple[_RunAndLine, Launches]:
         names = parameter_names() if callable(parameter_names) else parameter_names
         free = without_control_deps(gm)
         if not any(is_collective(node) for node in free.graph.nodes):
             warn_of_hidden_collectives(process_rank())
-            return (gm, gm), {}
+            return (gm, ""), {}
         if held:
             check_inductor()
         captured = capture_graph(free, name=name, kept_inputs=kept_inputs, parameter_names=names)
         fast = scheduled(captured, settings, agreement)
         run = hold_order(fast, group_ranks=groups_of(free.graph, settings)) if held else fast
+        _warn_of_unused_hints(fast.meta[RESULT], settings)
+        found = run, scheduled_line(fast.meta[RESULT])
         if agreement is None:
-            return (fast, run), {}
+            return found, {}
         with agreement.job.working():
-            return (fast, run), launches_of(fast, free, _names(fast.meta[RESULT]))
+            return found, launches_of(fast, free, _names(fast.meta[RESULT]))
 
-    fast, run = all_or_none(
+    run, line = all_or_none(
         lambda: agreement or agreement_of(gm, settings.deadline_s),
-        (gm, gm),
+        (gm, ""),
         settings,
         name or direction_of(gm.graph),
         attempt,
     )
-    if fast is not gm:
-        logger.info("%s", scheduled_line(fast.meta[RESULT]))
+    if line:
+        logger.info("%s", line)
     return run
 
 
@@ -112,10 +115,8 @@ def prepare_joint(
     )
 
 
-_Modules = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
-"""The scheduled graph, and the graph to execute: where control dependencies hold the order, they
-hide the launches.
-"""
+_RunAndLine = tuple[torch.fx.GraphModule, str]
+"""The graph to execute, and the line about it; empty where it is as it was."""
 
 
 def all_or_none(
@@ -162,6 +163,16 @@ def kept_as_it_was(it: T, error: Exception, settings: Settings, name: str) -> T:
     unexpected = error if not isinstance(error, ApschedError) else None
     logger.warning("%s stays unchanged: %s", name, error, exc_info=unexpected)
     return it
+
+
+def _warn_of_unused_hints(result: Result, settings: Settings) -> None:
+    """Warn, on process rank 0, where a graph has sizes that depend on data and no hint is about one
+    of them. It is no error: the hints may be about another graph of the job.
+    """
+    sizes = result.assumptions.sizes if result.assumptions else ()
+    text = unused_hints(settings.stated_hints, sizes, "the graph has")
+    if text and process_rank() == 0:
+        logger.warning("hints have no effect on %s: %s", result.problem.name, text)
 
 
 def _names(result: Result) -> dict[str, str]:

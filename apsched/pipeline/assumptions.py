@@ -2,7 +2,7 @@
 and peak that follow from these.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,13 +53,28 @@ def check_hints(
     """Raise InputError, which names ``label`` and ``where``, for a hint about a symbol that is not
     among ``sizes``.
     """
-    symbols = sorted({size.symbol for size in sizes}, key=lambda symbol: (len(symbol), symbol))
+    known = {size.symbol for size in sizes}
     for symbol in stated:
-        if symbol not in symbols:
-            raise InputError(
-                f"{label}: expected a symbol whose size depends on data, found {symbol!r}; {where}"
-                f" {', '.join(symbols) or 'none'}"
-            )
+        if symbol not in known:
+            raise InputError(f"{label}: {_unknown(symbol, known, where)}")
+
+
+def unused_hints(stated: Iterable[str], sizes: Sequence[AssumedSize], where: str) -> str:
+    """Return why ``stated`` hints have no effect on a graph with ``sizes``; empty where one of them
+    has, where the graph has no sizes that depend on data, and where nothing is stated.
+    """
+    known, symbols = {size.symbol for size in sizes}, list(stated)
+    if not known or not symbols or known.intersection(symbols):
+        return ""
+    return _unknown(symbols[0], known, where)
+
+
+def _unknown(symbol: str, known: Iterable[str], where: str) -> str:
+    symbols = sorted(known, key=lambda symbol: (len(symbol), symbol))
+    return (
+        f"expected a symbol whose size depends on data, found {symbol!r}; {where}"
+        f" {', '.join(symbols) or 'none'}"
+    )
 
 
 def assumed_json(assumptions: Assumptions) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import apsched
 from apsched.capture.fake_world import world
+from apsched.compiler import schedule_graph as of_compiler
 from apsched.compiler.schedule_graph import schedule_graph
 from apsched.compiler.settings import Settings
 from tests.helpers.graphs.toy_graphs import capture_toy
@@ -69,6 +70,18 @@ def test_what_apsched_did_not_foresee_falls_back_too(gm: torch.fx.GraphModule) -
     with pytest.raises((ZeroDivisionError, apsched.ApschedError)):
         schedule_graph(gm, Settings(cost_model=Broken()))
     assert schedule_graph(gm, Settings(cost_model=Broken(), on_error="fallback")) is gm
+
+
+def test_an_error_in_the_line_about_a_graph_falls_back_too(
+    gm: torch.fx.GraphModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(result: object) -> str:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(of_compiler, "scheduled_line", fails)
+    with pytest.raises(ZeroDivisionError):
+        schedule_graph(gm, Settings())
+    assert schedule_graph(gm, Settings(on_error="fallback")) is gm
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ them.
 """
 
 import json
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +17,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import apsched
 from apsched.artifacts.schedule_file import dump_schedule
 from apsched.capture.fake_world import world
-from apsched.compiler.schedule_graph import scheduled_line
+from apsched.compiler import schedule_graph as of_compiler
+from apsched.compiler.schedule_graph import schedule_graph, scheduled_line
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
 from apsched.graph.export.export import export_graph
@@ -142,3 +144,24 @@ def test_a_hint_about_another_symbol_is_named(module) -> None:
         InputError, match=r"hints: expected a symbol .*, found 'u9'; the graph has u0"
     ):
         apsched.optimize(module, cost_model=UnitCosts(), budget=0, hints={"u9": 4})
+
+
+@pytest.mark.parametrize(
+    ("hints", "process_rank", "warned"),
+    [
+        ({"u9": 4}, 0, True),
+        ({"u9": 4}, 1, False),
+        ({"u0": 4, "u9": 4}, 0, False),
+        (None, 0, False),
+    ],
+)
+def test_hints_without_effect_on_a_graph_of_a_job_are_a_warning(
+    module, caplog, monkeypatch, hints, process_rank, warned
+) -> None:
+    """A job has several graphs, with symbols of their own; one hint that applies is enough."""
+    monkeypatch.setattr(of_compiler, "process_rank", lambda: process_rank)
+    settings = Settings(cost_model=UnitCosts(), budget=0, hints=hints)
+    with caplog.at_level(logging.WARNING, logger="apsched.compiler.schedule_graph"):
+        assert schedule_graph(module, settings) is not module
+    expected = "expected a symbol whose size depends on data, found 'u9'; the graph has u0"
+    assert [expected in text for text in caplog.messages] == [True] * warned
