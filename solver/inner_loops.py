@@ -3,6 +3,7 @@ solve, on a small problem. numba keeps it on disk, and processes that begin late
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -67,49 +68,52 @@ _PROBES: Mapping[str, Callable[..., Any]] = {SEARCH: evaluate_labels, ORDERS: re
 """The function of each part that is compiled last."""
 
 
-def layered_problem(num_layers: int) -> Problem:
-    """Return a model of ``num_layers`` equal layers. In each a weight is gathered for one compute
-    node, an all-reduce on the path follows, and the result of a second compute node is reduced.
-    """
-    names: list[str] = []
-    kinds: list[NodeKind] = []
-    ticks: list[int] = []
-    predecessors: list[tuple[int, ...]] = []
-    uses: list[set[int]] = []
-    births: list[int] = []
-    storage_of: dict[int, int] = {}
-    collectives: list[Collective] = []
+@dataclass(slots=True)
+class _Nodes:
+    """The nodes, storages and collectives of a problem that is being made."""
 
-    def node(kind: NodeKind, duration_ticks: int, *before: int, is_view: bool = False) -> int:
-        rank = len(names)
-        names.append(f"{kind.value}_{rank}")
-        kinds.append(kind)
-        ticks.append(duration_ticks)
-        predecessors.append(tuple(sorted(before)))
+    names: list[str] = field(default_factory=list)
+    kinds: list[NodeKind] = field(default_factory=list)
+    ticks: list[int] = field(default_factory=list)
+    predecessors: list[tuple[int, ...]] = field(default_factory=list)
+    births: list[int] = field(default_factory=list)
+    """Of each storage, the node that makes it; -1 for an input."""
+    uses: list[set[int]] = field(default_factory=list)
+    storage_of: list[int] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+
+    def add(self, kind: NodeKind, duration_ticks: int, *before: int, is_view: bool = False) -> int:
+        """Add a node behind those ``before``, and return its rank."""
+        rank = len(self.names)
+        self.names.append(f"{kind.value}_{rank}")
+        self.kinds.append(kind)
+        self.ticks.append(duration_ticks)
+        self.predecessors.append(tuple(sorted(before)))
         for p in before:
-            uses[storage_of[p]].add(rank)
+            self.uses[self.storage_of[p]].add(rank)
         if is_view:
-            storage_of[rank] = storage_of[before[0]]
+            self.storage_of.append(self.storage_of[before[0]])
         else:
-            storage_of[rank] = len(births)
-            births.append(-1 if kind is NodeKind.INPUT else rank)
-            uses.append({rank})
+            self.storage_of.append(len(self.births))
+            self.births.append(-1 if kind is NodeKind.INPUT else rank)
+            self.uses.append({rank})
         return rank
 
-    def communicated(kind: CollectiveKind, source: int, *, on_path: bool = False) -> int:
-        start = node(NodeKind.START, 2, source)
-        wait = node(NodeKind.WAIT, 0, start, is_view=True)
-        uses[storage_of[source]].add(wait)
-        collectives.append(
+    def communicate(self, kind: CollectiveKind, source: int, *, on_path: bool = False) -> int:
+        """Add a collective of the node ``source``, and return its wait."""
+        start = self.add(NodeKind.START, 2, source)
+        wait = self.add(NodeKind.WAIT, 0, start, is_view=True)
+        self.uses[self.storage_of[source]].add(wait)
+        self.collectives.append(
             Collective(
                 start=start,
                 wait=wait,
-                key=list(_KINDS).index(kind),
+                key=_KINDS.index(kind),
                 size_bytes=_SIZE_BYTES,
                 input_bytes=_SIZE_BYTES,
                 output_bytes=_SIZE_BYTES,
-                input_storage=storage_of[source],
-                output_storage=storage_of[start],
+                input_storage=self.storage_of[source],
+                output_storage=self.storage_of[start],
                 holds_input=True,
                 on_path=on_path,
                 bucketable=not on_path,
@@ -120,45 +124,53 @@ def layered_problem(num_layers: int) -> Problem:
         )
         return wait
 
-    shards = [node(NodeKind.INPUT, 0) for _ in range(num_layers)]
-    hidden, results = node(NodeKind.INPUT, 0), []
+
+def layered_problem(num_layers: int) -> Problem:
+    """Return a model of ``num_layers`` equal layers. In each a weight is gathered for one compute
+    node, an all-reduce on the path follows, and the result of a second compute node is reduced.
+    """
+    nodes = _Nodes()
+    shards = [nodes.add(NodeKind.INPUT, 0) for _ in range(num_layers)]
+    hidden, results = nodes.add(NodeKind.INPUT, 0), []
     for shard in shards:
-        weight = communicated(CollectiveKind.ALL_GATHER, shard)
-        partial = node(NodeKind.COMPUTE, 100, hidden, weight)
-        gradient = node(NodeKind.COMPUTE, 50, hidden)
-        hidden = communicated(CollectiveKind.ALL_REDUCE, partial, on_path=True)
-        results.append(communicated(CollectiveKind.REDUCE_SCATTER, gradient))
-    node(NodeKind.OUTPUT, 0, hidden, *results)
+        weight = nodes.communicate(CollectiveKind.ALL_GATHER, shard)
+        partial = nodes.add(NodeKind.COMPUTE, 100, hidden, weight)
+        gradient = nodes.add(NodeKind.COMPUTE, 50, hidden)
+        hidden = nodes.communicate(CollectiveKind.ALL_REDUCE, partial, on_path=True)
+        results.append(nodes.communicate(CollectiveKind.REDUCE_SCATTER, gradient))
+    nodes.add(NodeKind.OUTPUT, 0, hidden, *results)
     return Problem(
         name="layers",
         graph_hash="",
-        node_names=tuple(names),
-        kinds=tuple(kinds),
-        duration_ticks=tuple(ticks),
-        predecessors=tuple(predecessors),
-        modules=("",) * len(names),
+        node_names=tuple(nodes.names),
+        kinds=tuple(nodes.kinds),
+        duration_ticks=tuple(nodes.ticks),
+        predecessors=tuple(nodes.predecessors),
+        modules=("",) * len(nodes.names),
         storages=tuple(
             Storage(size_bytes=_SIZE_BYTES, birth=birth, kept=False, uses=tuple(sorted(use)))
-            for birth, use in zip(births, uses, strict=True)
+            for birth, use in zip(nodes.births, nodes.uses, strict=True)
         ),
-        keys=tuple(
-            Key(
-                kind=kind,
-                group="ranks",
-                group_size=2,
-                reduce_op="" if kind is CollectiveKind.ALL_GATHER else "sum",
-                dtype="bfloat16",
-                device="cuda",
-                stream=0,
-                price=_PRICE,
-                launch_ticks=2,
-                coalesced_member_ticks=5,
-            )
-            for kind in _KINDS
-        ),
-        collectives=tuple(collectives),
+        keys=tuple(_key(kind) for kind in _KINDS),
+        collectives=tuple(nodes.collectives),
         streams=("ranks",),
         copy_price=_COPY_PRICE,
+    )
+
+
+def _key(kind: CollectiveKind) -> Key:
+    """Return the key of all collectives of a kind."""
+    return Key(
+        kind=kind,
+        group="ranks",
+        group_size=2,
+        reduce_op="" if kind is CollectiveKind.ALL_GATHER else "sum",
+        dtype="bfloat16",
+        device="cuda",
+        stream=0,
+        price=_PRICE,
+        launch_ticks=2,
+        coalesced_member_ticks=5,
     )
 
 

@@ -17,6 +17,7 @@ inputs, compute nodes and the output touch have fixed lives: they are a baseline
 where the attached nodes stand.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -218,88 +219,90 @@ def problem_arrays(problem: Problem) -> ProblemArrays:
     compute_index = {node: k for k, node in enumerate(problem.compute_order)}
     attached_index = _attached_index(problem)
     hosts = _hosts(problem, compute_index, attached_index)
-    num_compute = len(problem.compute_order)
     ready, need, after = _places(problem, hosts, compute_index, attached_index)
     storages = _storages(problem, hosts)
     moving = [
         s for s, life in enumerate(storages) if not (problem.storages[s].kept or _is_fixed(life))
     ]
-    index_of_storage = {s: i for i, s in enumerate(moving)}
-    base_slot, base_compute = _baseline(problem, storages, set(moving), num_compute)
+    base_slot, base_compute = _baseline(problem, storages, set(moving), len(problem.compute_order))
     touch_begin, touch_list = _csr([sorted(storages[s][2]) for s in moving])
     after_begin, after_list = _csr(after)
-    prologue_begin, prologue_list = _csr(
-        [[attached_index[n] for n in c.prologue] for c in problem.collectives]
-    )
-    epilogue_begin, epilogue_list = _csr(
-        [[attached_index[n] for n in c.epilogue] for c in problem.collectives]
-    )
-    cs = problem.collectives
-    keys = [problem.keys[c.key] for c in cs]
-    attached = sorted(attached_index, key=attached_index.__getitem__)
-    collective_of_wait = {c.wait: i for i, c in enumerate(cs)}
+    births = [problem.storages[s].birth for s in moving]
     return ProblemArrays(
         compute_ticks=_array(problem.duration_ticks[node] for node in problem.compute_order),
         base_slot_bytes=base_slot,
         base_compute_bytes=base_compute,
-        kind=_array(KIND_CODES.get(k.kind, OTHER_KIND) for k in keys),
-        key=_array(c.key for c in cs),
-        stream=_array(k.stream for k in keys),
-        size_bytes=_array(c.size_bytes for c in cs),
-        input_bytes=_array(c.input_bytes for c in cs),
-        output_bytes=_array(c.output_bytes for c in cs),
-        coalesces=np.array(
-            [
-                c.may_be_coalesced and k.coalesced_member_ticks is not None
-                for c, k in zip(cs, keys, strict=True)
-            ],
-            np.bool_,
-        ),
-        member_ticks=_array(k.coalesced_member_ticks or 0 for k in keys),
-        launch_ticks=_array(problem.duration_ticks[c.start] for c in cs),
-        bucket_launch_ticks=_array(k.launch_ticks for k in keys),
-        transfer_ticks=_array(k.price(c.size_bytes) for c, k in zip(cs, keys, strict=True)),
-        copy_out_ticks=_array(problem.copy_price(c.output_bytes) for c in cs),
-        on_path=np.array([c.on_path for c in cs], dtype=np.bool_),
-        bucketable=np.array([c.may_share for c in cs], dtype=np.bool_),
-        start_rank=_array(c.start for c in cs),
         ready_slot=_array(
             max(r, c.restriction.start_slots[0] if c.restriction.start_slots else 0)
-            for r, c in zip(ready, cs, strict=True)
+            for r, c in zip(ready, problem.collectives, strict=True)
         ),
         need_slot=_array(need),
         after_begin=after_begin,
         after_list=after_list,
-        attached_of_start=_array(attached_index[c.start] for c in cs),
-        attached_of_wait=_array(attached_index[c.wait] for c in cs),
-        collective_of_wait=_array(collective_of_wait.get(n, -1) for n in attached),
-        prologue_begin=prologue_begin,
-        prologue_list=prologue_list,
-        copied_bytes=_array(c.copied_bytes for c in cs),
-        cast_attached=_array(attached_index[c.cast[0]] if c.cast else -1 for c in cs),
-        epilogue_begin=epilogue_begin,
-        epilogue_list=epilogue_list,
-        attached_ticks=_array(
-            problem.duration_ticks[n] if problem.kinds[n] is NodeKind.COMPUTE else 0
-            for n in attached
-        ),
         storage_bytes=_array(problem.storages[s].size_bytes for s in moving),
-        storage_birth_compute=_array(
-            compute_index.get(problem.storages[s].birth, -1) for s in moving
-        ),
-        storage_birth_attached=_array(
-            attached_index.get(problem.storages[s].birth, -1) for s in moving
-        ),
+        storage_birth_compute=_array(compute_index.get(birth, -1) for birth in births),
+        storage_birth_attached=_array(attached_index.get(birth, -1) for birth in births),
         storage_last_compute=_array(storages[s][1] for s in moving),
         touch_begin=touch_begin,
         touch_list=touch_list,
-        input_storage=_array(index_of_storage.get(c.input_storage, -1) for c in cs),
-        output_storage=_array(index_of_storage.get(c.output_storage, -1) for c in cs),
+        **_collectives(problem, {s: i for i, s in enumerate(moving)}),
+        **_attached(problem, attached_index),
         **_restrictions(problem),
         kept_bytes=problem.kept_bytes,
         num_streams=len(problem.streams),
         shares=shares(problem),
     )
+
+
+def _collectives(problem: Problem, index_of_storage: dict[int, int]) -> dict[str, Any]:
+    """Return what collectives are and cost, each in a launch of its own."""
+    cs = problem.collectives
+    keys = [problem.keys[c.key] for c in cs]
+    return {
+        "kind": _array(KIND_CODES.get(k.kind, OTHER_KIND) for k in keys),
+        "key": _array(c.key for c in cs),
+        "stream": _array(k.stream for k in keys),
+        "size_bytes": _array(c.size_bytes for c in cs),
+        "input_bytes": _array(c.input_bytes for c in cs),
+        "output_bytes": _array(c.output_bytes for c in cs),
+        "copied_bytes": _array(c.copied_bytes for c in cs),
+        "coalesces": _bools(
+            c.may_be_coalesced and k.coalesced_member_ticks is not None
+            for c, k in zip(cs, keys, strict=True)
+        ),
+        "member_ticks": _array(k.coalesced_member_ticks or 0 for k in keys),
+        "launch_ticks": _array(problem.duration_ticks[c.start] for c in cs),
+        "bucket_launch_ticks": _array(k.launch_ticks for k in keys),
+        "transfer_ticks": _array(k.price(c.size_bytes) for c, k in zip(cs, keys, strict=True)),
+        "copy_out_ticks": _array(problem.copy_price(c.output_bytes) for c in cs),
+        "on_path": _bools(c.on_path for c in cs),
+        "bucketable": _bools(c.may_share for c in cs),
+        "start_rank": _array(c.start for c in cs),
+        "input_storage": _array(index_of_storage.get(c.input_storage, -1) for c in cs),
+        "output_storage": _array(index_of_storage.get(c.output_storage, -1) for c in cs),
+    }
+
+
+def _attached(problem: Problem, index: dict[int, int]) -> dict[str, Any]:
+    """Return the attached nodes, by their ``index``: of which collective each one is."""
+    cs = problem.collectives
+    nodes = sorted(index, key=index.__getitem__)
+    collective_of_wait = {c.wait: i for i, c in enumerate(cs)}
+    prologue_begin, prologue_list = _csr([[index[n] for n in c.prologue] for c in cs])
+    epilogue_begin, epilogue_list = _csr([[index[n] for n in c.epilogue] for c in cs])
+    return {
+        "attached_ticks": _array(
+            problem.duration_ticks[n] if problem.kinds[n] is NodeKind.COMPUTE else 0 for n in nodes
+        ),
+        "attached_of_start": _array(index[c.start] for c in cs),
+        "attached_of_wait": _array(index[c.wait] for c in cs),
+        "collective_of_wait": _array(collective_of_wait.get(n, -1) for n in nodes),
+        "cast_attached": _array(index[c.cast[0]] if c.cast else -1 for c in cs),
+        "prologue_begin": prologue_begin,
+        "prologue_list": prologue_list,
+        "epilogue_begin": epilogue_begin,
+        "epilogue_list": epilogue_list,
+    }
 
 
 def _restrictions(problem: Problem) -> dict[str, Any]:
@@ -310,7 +313,7 @@ def _restrictions(problem: Problem) -> dict[str, Any]:
     wait_slots = [r.wait_slots or (0, num_compute) for r in restrictions]
     return {
         "group": _array(-1 if r.group is None else r.group for r in restrictions),
-        "closed": np.array([r.closed for r in restrictions], dtype=np.bool_),
+        "closed": _bools(r.closed for r in restrictions),
         "launch_last": _array(
             r.start_slots[1] if r.start_slots else num_compute for r in restrictions
         ),
@@ -453,3 +456,7 @@ def _csr(lists: list[list[int]]) -> tuple[Ints, Ints]:
 
 def _array(values: object) -> Ints:
     return np.array(list(values), dtype=np.int64)  # type: ignore[call-overload]
+
+
+def _bools(values: Iterable[bool]) -> Bools:
+    return np.array(list(values), dtype=np.bool_)

@@ -278,15 +278,10 @@ def _precedence(
     feeds = _turned([{int(block_of[j]) for j in nodes} for nodes in ready], num_blocks)
     ticks = instance.arrays.time_before
     touched = [
-        {
-            int(block_of[k])
-            for compute_order, _ in touching
-            for k in compute_order
-            if k < len(block_of)
-        }
+        {int(block_of[k]) for nodes, _ in touching for k in nodes if k < len(block_of)}
         for _, touching in storages
     ]
-    births = [problem.storages[s].birth for s, _ in storages]
+    births = [compute_index.get(problem.storages[s].birth) for s, _ in storages]
     sent = {c.input_storage for c in problem.collectives}
     return Precedence(
         first,
@@ -299,13 +294,10 @@ def _precedence(
         *_csr(feeds),
         *_csr(_turned(touched, num_blocks)),
         np.array([problem.storages[s].size_bytes for s, _ in storages], dtype=np.int64),
-        np.array(
-            [block_of[compute_index[birth]] if birth in compute_index else -1 for birth in births],
-            dtype=np.int64,
-        ),
+        np.array([-1 if k is None else block_of[k] for k in births], dtype=np.int64),
         np.array(
             [
-                s in sent or any(len(block_of) in compute_order for compute_order, _ in touching)
+                s in sent or any(len(block_of) in nodes for nodes, _ in touching)
                 for s, touching in storages
             ],
             dtype=np.bool_,

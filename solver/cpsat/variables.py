@@ -132,7 +132,7 @@ def create_variables(
     compute_order: ComputeOrder | None = None,
 ) -> Variables:
     """Return all variables with their domains, and the order literals of every pair of units; with
-    ``compute order`` of blocks, too.
+    ``compute_order`` of blocks, too.
     """
     arrays = instance.arrays
     attached = len(arrays.attached_ticks)
@@ -145,42 +145,10 @@ def create_variables(
         compute_order=compute_order or as_captured(arrays),
         position_step=attached + 2 * len(arrays.kind) + 2,
     )
-    model = v.model
-    pricer = Pricer(
-        instance
-        if v.compute_order.free is None
-        else replace(instance, arrays=without_places(arrays))
-    )
-    for h in range(len(arrays.kind)):
-        for c in range(h, len(arrays.kind)):
-            if c == h or pricer.allowed((h, c), instance.caps):
-                v.joins[c, h] = model.new_bool_var(f"x[{c},{h}]")
-    for c, h in v.joins:
-        if c != h and h not in v.coalesced and arrays.coalesces[c] and arrays.coalesces[h]:
-            v.coalesced[h] = model.new_bool_var(f"w[{h}]")
-    for c, h in v.joins:
-        if h in v.coalesced and arrays.coalesces[c]:
-            v.carried[c, h] = model.new_bool_var(f"j[{c},{h}]")
+    _create_buckets(v, instance)
     for c in range(len(arrays.kind)):
-        v.alone[c] = model.new_bool_var(f"y[{c}]")
-        v.several[c] = model.new_bool_var(f"z[{c}]")
-        v.loose[c] = (
-            model.new_bool_var(f"l[{c}]")
-            if any((c, h) in v.carried for h in v.heads(c))
-            else v.alone[c]
-        )
-        for what, present in _units_of(v, c):
-            v.units[what, c] = UnitVariables(
-                present=present,
-                first=model.new_int_var(1, v.last_position - 1, f"u[{what},{c}]"),
-                last=model.new_int_var(1, v.last_position - 1, f"v[{what},{c}]"),
-                begin=model.new_int_var(0, horizon_ticks, f"s[{what},{c}]"),
-                end=model.new_int_var(0, horizon_ticks, f"e[{what},{c}]"),
-            )
-        v.transfer_ticks[c] = model.new_int_var(0, horizon_ticks, f"T[{c}]")
-        v.transfer_begin[c] = model.new_int_var(0, horizon_ticks, f"tb[{c}]")
-        v.transfer_end[c] = model.new_int_var(0, horizon_ticks, f"te[{c}]")
-        v.copy_in_ticks[c] = model.new_int_var(0, horizon_ticks, f"ci[{c}]")
+        _create_units(v, c)
+    model = v.model
     for i, j in combinations(v.units, 2):
         v.before[i, j] = model.new_bool_var(f"b[{i},{j}]")
     num_compute = len(arrays.compute_ticks)
@@ -201,6 +169,50 @@ def create_variables(
         v.attached_position[f] = model.new_int_var(0, v.last_position, f"p[{f}]")
     v.step_time = model.new_int_var(0, horizon_ticks, "step_time")
     return v
+
+
+def _create_buckets(v: Variables, instance: Instance) -> None:
+    """Create the literals of buckets: who joins whom, in which form."""
+    arrays, model = v.arrays, v.model
+    pricer = Pricer(
+        instance
+        if v.compute_order.free is None
+        else replace(instance, arrays=without_places(arrays))
+    )
+    for h in range(len(arrays.kind)):
+        for c in range(h, len(arrays.kind)):
+            if c == h or pricer.allowed((h, c), instance.caps):
+                v.joins[c, h] = model.new_bool_var(f"x[{c},{h}]")
+    for c, h in v.joins:
+        if c != h and h not in v.coalesced and arrays.coalesces[c] and arrays.coalesces[h]:
+            v.coalesced[h] = model.new_bool_var(f"w[{h}]")
+    for c, h in v.joins:
+        if h in v.coalesced and arrays.coalesces[c]:
+            v.carried[c, h] = model.new_bool_var(f"j[{c},{h}]")
+
+
+def _create_units(v: Variables, c: int) -> None:
+    """Create the units of the collective ``c``, their positions and times, and its transfer."""
+    model, horizon_ticks = v.model, v.horizon_ticks
+    v.alone[c] = model.new_bool_var(f"y[{c}]")
+    v.several[c] = model.new_bool_var(f"z[{c}]")
+    v.loose[c] = (
+        model.new_bool_var(f"l[{c}]")
+        if any((c, h) in v.carried for h in v.heads(c))
+        else v.alone[c]
+    )
+    for what, present in _units_of(v, c):
+        v.units[what, c] = UnitVariables(
+            present=present,
+            first=model.new_int_var(1, v.last_position - 1, f"u[{what},{c}]"),
+            last=model.new_int_var(1, v.last_position - 1, f"v[{what},{c}]"),
+            begin=model.new_int_var(0, horizon_ticks, f"s[{what},{c}]"),
+            end=model.new_int_var(0, horizon_ticks, f"e[{what},{c}]"),
+        )
+    v.transfer_ticks[c] = model.new_int_var(0, horizon_ticks, f"T[{c}]")
+    v.transfer_begin[c] = model.new_int_var(0, horizon_ticks, f"tb[{c}]")
+    v.transfer_end[c] = model.new_int_var(0, horizon_ticks, f"te[{c}]")
+    v.copy_in_ticks[c] = model.new_int_var(0, horizon_ticks, f"ci[{c}]")
 
 
 def _units_of(v: Variables, c: int) -> list[tuple[StepKind, cp_model.BoolVarT]]:

@@ -59,11 +59,34 @@ def _split(
     is_split = np.zeros(len(old), dtype=np.bool_)
     is_split[old.of_compute], is_split[old.of_collective] = split_compute, split_collective
     copies = np.where(is_split, num_parts, 1)
-    first = np.concatenate(([0], np.cumsum(copies)))
-    compute_order, collective = (
-        np.repeat(np.arange(len(split_compute)), copies[old.of_compute]),
-        np.repeat(np.arange(len(split_collective)), copies[old.of_collective]),
+    compute = np.repeat(np.arange(len(split_compute)), copies[old.of_compute])
+    collective = np.repeat(np.arange(len(split_collective)), copies[old.of_collective])
+    work, whole = loose.work, ~split_collective[collective]
+    ticks = np.where(split_compute, loose.compute_ticks // num_parts, loose.compute_ticks)
+    return replace(
+        loose,
+        items=_parts(old, is_split, num_parts),
+        compute_ticks=ticks[compute],
+        work=Work(
+            prologue=work.prologue[collective],
+            launch=work.launch[collective],
+            main=work.main[collective],
+            epilogue=work.epilogue[collective],
+            transfer=np.where(whole, work.transfer[collective], transfer_of_part[collective]),
+            load=np.where(whole, work.load[collective], transfer_of_part[collective]),
+        ),
+        stream=loose.stream[collective],
+        on_path=loose.on_path[collective],
+        copied_out=loose.copied_out[collective],
     )
+
+
+def _parts(old: Items, is_split: Bools, num_parts: int) -> Items:
+    """Return the parts of the ``old`` items: part i of one that is split comes behind all parts of
+    what is before it, or where that is split, too, behind its part i.
+    """
+    copies = np.where(is_split, num_parts, 1)
+    first = np.concatenate(([0], np.cumsum(copies)))
 
     def renumbered(items: Ints) -> Ints:
         begin = np.cumsum(copies[items]) - copies[items]
@@ -85,29 +108,10 @@ def _split(
     place = np.full(int(first[-1]), -1, dtype=np.int64)
     of_compute = renumbered(old.of_compute)
     place[of_compute] = np.arange(len(of_compute))
-    items = Items(
+    return Items(
         of_compute=of_compute,
         of_collective=renumbered(old.of_collective),
         before_begin=begin,
         before_list=before,
         place=place,
-    )
-    work, whole = loose.work, ~split_collective[collective]
-    return replace(
-        loose,
-        items=items,
-        compute_ticks=np.where(
-            split_compute, loose.compute_ticks // num_parts, loose.compute_ticks
-        )[compute_order],
-        work=Work(
-            prologue=work.prologue[collective],
-            launch=work.launch[collective],
-            main=work.main[collective],
-            epilogue=work.epilogue[collective],
-            transfer=np.where(whole, work.transfer[collective], transfer_of_part[collective]),
-            load=np.where(whole, work.load[collective], transfer_of_part[collective]),
-        ),
-        stream=loose.stream[collective],
-        on_path=loose.on_path[collective],
-        copied_out=loose.copied_out[collective],
     )
