@@ -4,10 +4,13 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from apsched.errors import InputError
@@ -38,11 +41,32 @@ class StagedFile:
             os.unlink(self.temporary)
 
 
+@contextlib.contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Run the body whole: an interrupt (Ctrl-C) during it is raised at its end."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield  # no interrupt is raised in this thread
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        before(*came[0])
+
+
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     """Write ``data`` to ``path`` so that no reader sees a part of it; InputError where the place
-    cannot be written.
+    cannot be written. A link stays, and its target gets the content. A device or a pipe, such as
+    ``/dev/stdout``, is written to, and not replaced by a file.
     """
-    staged = stage_file(path, data)
+    if _is_device(Path(path)):
+        _write_to_device(Path(path), data)
+        return
+    staged = stage_file(os.path.realpath(path), data)
     try:
         staged.put_in_place()
     finally:
@@ -56,6 +80,8 @@ def stage_file(path: str | os.PathLike[str], data: bytes) -> StagedFile:
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path}: expected the name of a file to write, found a directory")
+    if _is_device(path):
+        raise InputError(f"{path}: expected the name of a file to write, found a device or a pipe")
     try:
         descriptor, temporary = tempfile.mkstemp(
             prefix=f".{path.name[:64]}.", suffix=".tmp", dir=path.parent
@@ -96,6 +122,22 @@ def digest(content: Mapping[str, Any] | bytes) -> str:
     """Return a short digest: 24 hexadecimal digits."""
     data = content if isinstance(content, bytes) else json.dumps(content, sort_keys=True).encode()
     return hashlib.sha256(data).hexdigest()[:24]
+
+
+def _is_device(path: Path) -> bool:
+    """Return whether ``path`` exists and is neither a file nor a directory."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _write_to_device(path: Path, data: bytes) -> None:
+    """Write ``data`` to the device or pipe ``path``; InputError if that fails."""
+    try:
+        with path.open("wb") as file:
+            file.write(data)
+    except BrokenPipeError:  # its reader has enough
+        return
+    except OSError as error:
+        raise _cannot_write(path, error) from None
 
 
 def _permissions(path: Path) -> int:

@@ -1,10 +1,11 @@
 """Files appear whole or not at all."""
 
 import os
+import stat
 
 import pytest
 
-from apsched.atomic_files import write_atomic
+from apsched.atomic_files import stage_file, write_atomic
 from apsched.errors import InputError
 
 
@@ -32,6 +33,39 @@ def test_a_missing_directory_is_refused(tmp_path):
 def test_a_directory_is_refused(tmp_path):
     with pytest.raises(InputError, match="expected the name of a file to write, found a directory"):
         write_atomic(tmp_path, b"")
+
+
+def test_a_device_is_written_to_and_stays_a_device(tmp_path):
+    """Root could rename a file over a device: ``-o /dev/null`` must not replace it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_atomic(pipe, b"new")
+        assert os.read(reading, 10) == b"new"
+    finally:
+        os.close(reading)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert [p.name for p in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_device_in_a_directory_of_files_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="file to write, found a device or a pipe"):
+        stage_file(tmp_path / "pipe", b"new")
+
+
+def test_a_full_device_is_an_error(tmp_path):
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(InputError, match="No space left on device"):
+        write_atomic(tmp_path / "full", b"new")
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_atomic(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_bytes() == b"new"
 
 
 def test_what_was_there_stays_when_writing_fails(tmp_path, monkeypatch):

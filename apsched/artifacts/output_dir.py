@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from apsched.atomic_files import StagedFile, stage_file
+from apsched.atomic_files import StagedFile, stage_file, without_interrupts
 from apsched.errors import ApschedError, InputError
 
 
@@ -32,8 +32,8 @@ def check_writable(directory: Path) -> None:
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> tuple[Path, ...]:
-    """Write ``files`` (name -> content) to ``directory``: all of them, or, if one fails, none;
-    existing files stay, and new directories are removed.
+    """Write ``files`` (name -> content) to ``directory``: all of them, or, if one fails or
+    the user interrupts, none; existing files stay, and new directories are removed.
     """
     new_directories = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     staged: list[StagedFile] = []
@@ -47,8 +47,9 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> tuple[Path, ...]
             ) from None
         for name, content in files.items():
             staged.append(stage_file(directory / name, content))
-        for file in staged:
-            file.put_in_place()
+        with without_interrupts():
+            for file in staged:
+                file.put_in_place()
     except BaseException:
         for file in staged:
             file.discard()

@@ -23,7 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Output of captured models, torch and the solver goes to stderr, so that stdout has the answer
     and nothing else.
     """
-    answer = sys.stdout
+    if sys.stderr is None:  # closed by the caller: the exit status counts
+        sys.stderr = open(os.devnull, "w")
+    if (answer := sys.stdout) is None:
+        return _fail("cannot write: stdout is closed", EXIT_WRONG_USE)
     try:
         make_encodable(answer)
         make_encodable(sys.stderr)

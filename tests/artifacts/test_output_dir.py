@@ -1,6 +1,7 @@
 """An answer that was found is never lost because a file cannot be written."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,22 @@ def test_where_one_file_fails_those_that_were_there_stay_as_they_were(
         write_files(tmp_path, {"a.json": b"new a", "b.json": b"new b"})
     found = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert found == {"a.json": b"old a", "b.json": b"old b"}
+
+
+def test_an_interrupt_between_two_files_leaves_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in_place = StagedFile.put_in_place
+
+    def interrupted(self: StagedFile) -> None:
+        put_in_place(self)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(StagedFile, "put_in_place", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_files(tmp_path / "out", FILES)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == FILES
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_replaced_run_with_other_options_is_named(tmp_path: Path) -> None:

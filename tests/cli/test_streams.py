@@ -49,6 +49,20 @@ def test_a_closed_stderr_changes_no_exit_status() -> None:
     assert done.returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("closed", "status", "stderr"),
+    [(">&-", 2, "apsched: error: cannot write: stdout is closed\n"), ("2>&-", 0, "")],
+)
+def test_a_closed_stream_is_no_bug(closed: str, status: int, stderr: str) -> None:
+    """The shell closes the stream, so that Python starts without it."""
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m apsched models {closed}', sys.executable],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (status, stderr)
+
+
 def test_an_ascii_terminal_gets_ascii() -> None:
     code = (
         "import sys; from apsched.cli.streams import make_encodable;"
