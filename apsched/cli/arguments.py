@@ -27,12 +27,12 @@ SLOWDOWN_HELP = (
 _WITHOUT_HEADING = ("buckets", "process groups")
 
 MESHES = """\
-meshes (--mesh), axis=size with commas between them:
-  fsdp=64              every parameter is sharded over 64 process ranks (also dp=64)
-  replicate=64         64 copies of the model, gradients are all-reduced: DDP (also ddp=64)
-  replicate=4,fsdp=16  4 copies, each sharded over 16 process ranks: HSDP (also hsdp=4x16)
-  fsdp=16,tp=8         matrix products are split over 8 process ranks: tensor parallelism
-  fsdp=64,ep=8         routed experts are split over 8 process ranks of fsdp: expert parallelism
+meshes (--mesh), axis=size with commas between them; sizes are process ranks:
+  fsdp=64              parameters are sharded over 64: FSDP (also dp=64)
+  replicate=64         64 copies, gradients are all-reduced: DDP (also ddp=64)
+  replicate=4,fsdp=16  4 copies, each sharded over 16: HSDP (also hsdp=4x16)
+  fsdp=16,tp=8         matrix products are split over 8: tensor parallelism
+  fsdp=64,ep=8         experts are split over 8 of the 64: expert parallelism
 """
 """The lines of ``--help`` about meshes."""
 _HELP_WIDTH = 79
@@ -52,10 +52,15 @@ class Parser(argparse.ArgumentParser):
         """Commands of this command, beside what it does itself: ``study compare``."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as the command that the first word names, if there is one."""
+        """Parse as the command that the first word names, if there is one; unknown arguments are an
+        error of this command, whose ``--help`` lists the known ones.
+        """
         if args and args[0] in self.commands:
             return self.commands[args[0]].parse_known_args(args[1:], namespace)
-        return super().parse_known_args(args, namespace)
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print ``message``; argparse would hide that it could not be written."""

@@ -135,6 +135,17 @@ def test_meshes_are_in_the_help_a_line_each(
     lines = capsys.readouterr().out.splitlines()
     for axis in ("fsdp=64 ", "replicate=64", "replicate=4,fsdp=16", "fsdp=16,tp=8", "fsdp=64,ep=8"):
         assert any(text.startswith(f"  {axis}") for text in lines), axis
+    assert max(map(len, lines)) <= 80
+
+
+def test_an_unknown_option_names_the_help_of_its_command(run: Run) -> None:
+    for words, command in (
+        (("solve", "llama3-8b", "--memory-capp", "12GiB"), "apsched solve"),
+        (("study", "merge", "a", "b", "--outt", "c"), "apsched study merge"),
+    ):
+        ran = run(*words)
+        assert ran.code == 2
+        assert ran.stderr.endswith(f"(`{command} --help` lists all options)\n")
 
 
 def test_a_shell_completes_flags_and_commands(tmp_path: Path) -> None:
