@@ -65,8 +65,18 @@ class CallablePackage(ModuleType):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the public function of this name."""
+        return self._function()(*args, **kwargs)
+
+    @property
+    def __signature__(self) -> Any:
+        """Return the signature of the public function, for ``inspect`` and notebooks."""
+        import inspect
+
+        return inspect.signature(self._function())
+
+    def _function(self) -> Any:
         name = self.__name__.rpartition(".")[2]
-        return getattr(import_module(_PUBLIC[name]), name)(*args, **kwargs)
+        return getattr(import_module(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:

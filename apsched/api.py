@@ -32,7 +32,9 @@ from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, cluster_names, load_
 from apsched.costs.model import CostModel
 from apsched.errors import InputError
 from apsched.graph.export.export import export_graph
+from apsched.graph.graph_file import load_graph
 from apsched.models.mesh import MeshSpec
+from apsched.options_table import BY_NAME
 from apsched.pipeline.assumptions import check_hints
 from apsched.pipeline.load import (
     LoadedGraph,
@@ -76,13 +78,16 @@ def optimize(
     *,
     caps: Caps | None = None,
     options: SolveOptions | None = None,
+    cluster: str | PathLike[str] | None = None,
     cost_model: CostModel | None = None,
     memory_cap: int | str | None = None,
     memory_cap_bytes: int | str | None = None,
-    bucket_cap_bytes: int | None = None,
+    bucket_cap: int | str | None = None,
+    bucket_cap_bytes: int | str | None = None,
     max_topo_span: int | None = None,
     max_prefetch: int | None = None,
-    in_flight_cap_bytes: int | None = None,
+    in_flight_cap: int | str | None = None,
+    in_flight_cap_bytes: int | str | None = None,
     max_compute_move: _ComputeMove = _LEFT_OUT,
     plan: Plan | str | PathLike[str] | None = None,
     bitwise: bool = False,
@@ -101,12 +106,11 @@ def optimize(
     """Return ``gm`` in the fastest order and with the best buckets that the caps allow; ``gm``
     itself stays unchanged.
 
-    ``fast.apsched_result`` and ``fast.meta["apsched_result"]`` of the returned module are its
-    :class:`apsched.Result` (schedule, bound, gap, figures); the module was exported and simulated
-    again to check it. Placeholders need ``meta["val"]``, as in the graphs that compilers pass to
-    their backends; calls without it are run on fake values. The module has its order if it runs
-    node by node; full Inductor changes the order unless
-    :func:`apsched.writeback.hold_order.hold_order` holds it.
+    ``fast.apsched_result`` and ``fast.meta["apsched_result"]`` are its :class:`apsched.Result`
+    (schedule, bound, gap, figures); the module was exported and simulated again as a check.
+    Placeholders need ``meta["val"]``, as in the graphs that compilers pass to their backends; calls
+    without it are run on fake values. The module has its order if it runs node by node; full
+    Inductor changes the order unless :func:`apsched.writeback.hold_order.hold_order` holds it.
 
     Parameters
     ----------
@@ -115,17 +119,18 @@ def optimize(
         and a keyword states again is an InputError. A memory cap of ``None`` is the device's
         memory, as for the keyword, and compute moves as far as ``caps.max_compute_move`` says,
         which is not at all in ``Caps()``.
-    cost_model
-        Prices of nodes and collectives; by default those of the cluster ``h100``, with the process
-        groups that run here.
+    cluster, cost_model
+        Prices of nodes and collectives: a cluster by name or TOML file, or a model of the user's
+        own; by default the cluster ``h100``, with the process groups that run here.
     memory_cap, memory_cap_bytes
         Two names for one thing: live bytes at any node. Text is read as by ``--memory-cap``:
         ``"none"``, ``"floor"``, ``"60GiB"``. ``None`` is the memory of the cost model's device,
         less what it holds beside the graph with an optimizer of AdamW's size, and no
         cap where the model is one of the user's own.
-    bucket_cap_bytes, max_topo_span, max_prefetch, in_flight_cap_bytes, max_compute_move
-        As in :class:`apsched.Caps`; ``None`` is no limit. Compute moves only where it has something
-        to hide; without ``caps``, by at most 200 places where ``max_compute_move`` is left out.
+    bucket_cap, max_topo_span, max_prefetch, in_flight_cap, max_compute_move
+        As in :class:`apsched.Caps`; ``None`` is no limit. Sizes, with or without
+        ``_bytes`` in the name, are bytes or texts (``"500MB"``). Compute moves only if that hides
+        something; without ``caps``, by at most 200 places if ``max_compute_move`` is left out.
     plan
         Rules for collectives by name of their parameter: an :class:`apsched.Plan`, or the path of a
         plan file. They need names, which graphs of AOTAutograd have on their outputs and
@@ -167,35 +172,24 @@ def optimize(
         message names the difference.
     """
     _stated_memory_cap(memory_cap, memory_cap_bytes)
-    memory_cap_bytes = memory_cap_bytes if memory_cap is None else memory_cap
-    if caps is not None and caps.memory_cap_bytes is not None and memory_cap_bytes is not None:
-        with_keywords(caps, "caps", {"memory_cap_bytes": memory_cap_bytes})  # says so
-    limits = _caps(
-        caps, max_compute_move, bucket_cap_bytes, max_topo_span, max_prefetch, in_flight_cap_bytes
-    )
-    search = _options(options, time_slack, budget, seed)
-    settings = Settings(
-        cost_model=cost_model,
-        memory_cap=limits.memory_cap_bytes if memory_cap_bytes is None else memory_cap_bytes,
-        bucket_cap=limits.bucket_cap_bytes,
-        max_topo_span=limits.max_topo_span,
-        max_prefetch=limits.max_prefetch,
-        in_flight_cap=limits.in_flight_cap_bytes,
-        max_compute_move=limits.max_compute_move,
-        plan=plan,
-        bitwise=bitwise,
-        contention=contention,
-        second_group=second_group,
-        scenarios=scenarios,
-        noise=noise,
-        robust=robust,
-        time_slack=search.time_slack,
-        budget=search.budget,
-        seed=search.seed,
-        num_workers=search.num_workers,
-        hints=hints,
-        group_ranks=group_ranks,
-        on_error=on_error,
+    stated = {
+        "memory_cap": memory_cap_bytes if memory_cap is None else memory_cap,
+        "bucket_cap": _size("bucket_cap", bucket_cap, bucket_cap_bytes),
+        "max_topo_span": max_topo_span,
+        "max_prefetch": max_prefetch,
+        "in_flight_cap": _size("in_flight_cap", in_flight_cap, in_flight_cap_bytes),
+        "time_slack": time_slack,
+        "budget": budget,
+        "seed": seed,
+    }
+    moved = {} if max_compute_move is _LEFT_OUT else {"max_compute_move": max_compute_move}
+    settings = Settings.of(
+        {name: value for name, value in stated.items() if value is not None}
+        | moved
+        | {"caps": caps, "options": options, "cluster": cluster, "cost_model": cost_model}
+        | {"plan": plan, "bitwise": bitwise, "contention": contention, "hints": hints}
+        | {"second_group": second_group, "scenarios": scenarios, "noise": noise, "robust": robust}
+        | {"group_ranks": group_ranks, "on_error": on_error}
     )
     return _optimized(gm, settings)
 
@@ -239,16 +233,18 @@ def capture(
 
 
 def solve(
-    graph: "nx.DiGraph | Problem",
+    graph: "nx.DiGraph | Problem | str | PathLike[str]",
     caps: Caps | None = None,
     options: SolveOptions | None = None,
     *,
     memory_cap: int | str | None = None,
     memory_cap_bytes: int | str | None = None,
-    bucket_cap_bytes: int | None = None,
+    bucket_cap: int | str | None = None,
+    bucket_cap_bytes: int | str | None = None,
     max_topo_span: int | None = None,
     max_prefetch: int | None = None,
-    in_flight_cap_bytes: int | None = None,
+    in_flight_cap: int | str | None = None,
+    in_flight_cap_bytes: int | str | None = None,
     max_compute_move: _ComputeMove = _LEFT_OUT,
     plan: Plan | str | PathLike[str] | None = None,
     bitwise: bool = False,
@@ -262,21 +258,21 @@ def solve(
     seed: int | None = None,
     group_ranks: Mapping[str, Sequence[int]] | None = None,
 ) -> Result:
-    """Return the fastest schedule of ``graph`` (a DAG of ``export_graph`` or a graph file, or a
-    Problem) within the caps; ``None`` is no limit.
+    """Return the fastest schedule of ``graph`` within the caps; ``None`` is no limit. ``graph`` is
+    a DAG of :func:`apsched.capture` or :func:`apsched.export_graph`, the path of a graph file, or
+    a Problem. It has its prices, so there is no ``cluster`` here.
 
-    ``memory_cap`` (or ``memory_cap_bytes``, the same) is bytes or a text as for ``--memory-cap``:
-    ``"60GiB"``, ``"floor"``. Caps and options of the search come in records or as keywords, each
-    value once; see :func:`apsched.optimize` for all of them. Compute moves by at most 200 places
-    without ``caps``, and by at most ``caps.max_compute_move`` places with it. If no collective
-    would be hidden, the search keeps compute as captured; bounds hold for all orders within the
-    caps. ``plan`` has rules for collectives by name: an :class:`apsched.Plan`, or the path of a
-    plan file. The solver decides the rest. With ``bitwise``, ``Result.bitwise`` has its price; with
-    ``scenarios``, ``Result.robustness`` has the step times over the sampled costs; with
-    ``second_group``, ``Result.problem`` has the second groups if these are faster. A text in
-    ``contention`` is read for the cluster of the DAG. If no schedule keeps the caps,
-    ``Result.best`` is ``None`` and ``Result.answer.infeasibility`` has the reason. ``group_ranks``
-    are process ranks of process groups by name, for contention, in addition to those in the DAG.
+    ``memory_cap`` is bytes or a text as for ``--memory-cap``: ``"60GiB"``, ``"floor"``. Caps and
+    options come in records or as keywords, each value once; see :func:`apsched.optimize`. Compute
+    moves by at most 200 places without ``caps``, and by ``caps.max_compute_move`` with it. If no
+    collective would be hidden, compute stays as captured; bounds hold for all orders. ``plan`` has
+    rules for collectives by name: an :class:`apsched.Plan`, or the path of a plan file. The solver
+    decides the rest. With ``bitwise``, ``Result.bitwise`` has its price; with ``scenarios``,
+    ``Result.robustness`` has the step times over the sampled costs; with ``second_group``,
+    ``Result.problem`` has the second groups if these are faster. A text in ``contention`` is read
+    for the cluster of the DAG. If no schedule keeps the caps, ``Result.best`` is ``None`` and
+    ``Result.answer.infeasibility`` has the reason. ``group_ranks`` are process ranks of process
+    groups by name, for contention, in addition to those in the DAG.
     Needs no process group and no FX graph.
     """
     stated = _stated_memory_cap(memory_cap, memory_cap_bytes)
@@ -284,10 +280,10 @@ def solve(
         caps=_caps(
             caps,
             max_compute_move,
-            bucket_cap_bytes,
+            _size("bucket_cap", bucket_cap, bucket_cap_bytes),
             max_topo_span,
             max_prefetch,
-            in_flight_cap_bytes,
+            _size("in_flight_cap", in_flight_cap, in_flight_cap_bytes),
             None if stated is None else stated.size_bytes,
         ),
         options=_options(options, time_slack, budget, seed),
@@ -298,8 +294,8 @@ def solve(
     )
     cap = MemoryCap(size_bytes=request.caps.memory_cap_bytes)
     request = replace(request, memory_cap=cap if stated is None else stated)
-    dag = None if isinstance(graph, Problem) else graph
-    problem = graph if isinstance(graph, Problem) else build_problem(graph)
+    dag = None if isinstance(graph, Problem) else _dag(graph)
+    problem = graph if isinstance(graph, Problem) else build_problem(dag)
     cluster = dag.graph["cluster"] if dag is not None else ""
     known_ranks = dag.graph["group_ranks"] if dag is not None else {}
     ranks = {**known_ranks, **checked_group_ranks(group_ranks)}
@@ -425,6 +421,17 @@ def _priced(found: Capture, name: str) -> tuple[LoadedGraph, ...]:
     return beside_each_other(tuple(graphs), cluster)
 
 
+def _dag(graph: "nx.DiGraph | str | PathLike[str]") -> nx.DiGraph:
+    if isinstance(graph, str | PathLike):
+        return load_graph(graph)
+    if not isinstance(graph, nx.DiGraph):
+        raise InputError(
+            "graph: expected a graph of apsched.capture, the path of a graph file or a Problem,"
+            f" found {type(graph).__name__}; apsched.optimize takes FX graphs"
+        )
+    return graph
+
+
 def _stated_memory_cap(memory_cap: int | str | None, same: int | str | None) -> MemoryCap | None:
     """Return the memory cap, which has two names; InputError where both are stated."""
     if memory_cap is None:
@@ -432,6 +439,14 @@ def _stated_memory_cap(memory_cap: int | str | None, same: int | str | None) -> 
     if same is not None:
         raise InputError("memory_cap: expected it once, found memory_cap_bytes, too; leave one out")
     return memory_cap_of(memory_cap, "memory_cap")
+
+
+def _size(name: str, stated: int | str | None, same: int | str | None) -> int | None:
+    """Return the bytes of the cap ``name``; InputError where both of its names are stated."""
+    if stated is not None and same is not None:
+        raise InputError(f"{name}: expected it once, found {name}_bytes, too; leave one out")
+    size: int | None = BY_NAME[name].read(same if stated is None else stated, name)
+    return size
 
 
 def _caps(
@@ -443,7 +458,6 @@ def _caps(
     in_flight_cap_bytes: int | None,
     memory_cap_bytes: int | None = None,
 ) -> Caps:
-    """Return the caps of a call, of its record and its keywords."""
     keywords = {
         "memory_cap_bytes": memory_cap_bytes,
         "bucket_cap_bytes": bucket_cap_bytes,

@@ -1,7 +1,8 @@
-"""``apsched.optimize`` and ``apsched.solve``: a graph in, a checked one out, and the result at
-hand.
+"""``apsched.optimize`` and ``apsched.solve``: a graph in, a checked one out, and the result
+available.
 """
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 
 import apsched
 from apsched.capture.fake_world import world
+from apsched.compiler.settings import Settings
+from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.graph.graph_file import load_graph
 from apsched.problem.build import build_problem
@@ -137,6 +140,49 @@ def test_solve_a_dag(debug_graphs: dict[str, Path]) -> None:
     assert nothing.answer.infeasibility is not None
 
 
+@pytest.mark.parametrize("name", ["capture", "study"])
+def test_a_function_with_the_name_of_a_package_has_a_signature(name: str) -> None:
+    function = getattr(apsched, name)
+    assert "args" not in inspect.signature(function).parameters
+
+
+def test_solve_a_graph_file(debug_graphs: dict[str, Path]) -> None:
+    options = apsched.SolveOptions(budget=0.0)
+    dag = load_graph(debug_graphs["forward"])
+    result = apsched.solve(debug_graphs["forward"], options=options, bucket_cap="1MiB")
+    same = apsched.solve(dag, options=options, bucket_cap_bytes=2**20)
+    assert result.schedule == same.schedule
+    with pytest.raises(apsched.InputError, match="graph: expected a graph of"):
+        apsched.solve(torch.nn.Linear(2, 2))
+
+
+def test_optimize_takes_the_cluster_of_the_backend(gm: torch.fx.GraphModule) -> None:
+    fast = apsched.optimize(gm, cluster="a100", budget=0.0)
+    same = apsched.optimize(gm, cost_model=ClusterCostModel(load_cluster("a100")), budget=0.0)
+    assert fast.meta["apsched_result"].step_time_us == same.meta["apsched_result"].step_time_us
+    other = apsched.optimize(gm, cluster="h100", budget=0.0)
+    assert fast.meta["apsched_result"].step_time_us != other.meta["apsched_result"].step_time_us
+
+
+def test_the_backend_takes_the_records_of_solve() -> None:
+    caps = apsched.Caps(memory_cap_bytes=2**30, bucket_cap_bytes=2**20, max_compute_move=3)
+    options = apsched.SolveOptions(budget=0.5, seed=2)
+    settings = Settings.of({"caps": caps, "options": options, "cluster": "a100"})
+    assert settings == Settings(
+        cluster="a100",
+        memory_cap=2**30,
+        bucket_cap=2**20,
+        max_compute_move=3,
+        budget=0.5,
+        seed=2,
+    )
+    assert settings.solve_options == options
+    with pytest.raises(apsched.InputError, match="bucket_cap: expected it once, found it in caps"):
+        apsched.backend(caps=caps, bucket_cap="1MiB")
+    with pytest.raises(apsched.InputError, match=r"options: expected apsched.SolveOptions\(...\)"):
+        apsched.backend(options={"budget": 1})
+
+
 def test_records_and_keywords_are_the_same(debug_graphs: dict[str, Path]) -> None:
     problem = build_problem(load_graph(debug_graphs["backward"]))
     caps = apsched.Caps(memory_cap_bytes=2**30, bucket_cap_bytes=2**20, max_compute_move=3)
@@ -178,7 +224,7 @@ def test_caps_say_how_far_compute_moves(gm: torch.fx.GraphModule) -> None:
     ("stated", "message"),
     [
         ({"caps": {"max_prefetch": 2}, "max_prefetch": 2}, "max_prefetch: expected it once"),
-        ({"caps": {"memory_cap_bytes": 1}, "memory_cap_bytes": 1}, "memory_cap_bytes"),
+        ({"caps": {"memory_cap_bytes": 1}, "memory_cap_bytes": 1}, "memory_cap"),
         ({"caps": {"max_compute_move": 1}, "max_compute_move": None}, "max_compute_move"),
         ({"options": {"seed": 1}, "seed": 0}, "seed: expected it once, found it in options"),
         ({"noise": 0.1}, "noise: it is about scenarios"),

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     and nothing else.
     """
     if sys.stderr is None:  # closed by the caller: the exit status counts
-        sys.stderr = open(os.devnull, "w")
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     if (answer := sys.stdout) is None:
         return _fail("cannot write: stdout is closed", EXIT_WRONG_USE)
     try:

@@ -49,6 +49,10 @@ from apsched.torch_compat.compilers import plain_parameter_name
 ON_ERROR = ("raise", "fallback")
 
 
+_RECORDS: Mapping[str, type] = {"caps": Caps, "options": SolveOptions}
+"""Record of several settings -> its type."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Settings of scheduling in this job. Checked when made, so that a mistake shows before
@@ -180,13 +184,16 @@ class Settings:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "Settings":
-        """Return the settings with these names and values; ``InputError`` for a name that there is
-        not.
+        """Return the settings with these names and values; ``InputError`` for an unknown name.
+
+        ``caps`` (:class:`apsched.Caps`) and ``options`` (:class:`apsched.SolveOptions`) state
+        several settings in one record, as in :func:`apsched.optimize`.
         """
+        settings = _without_records(settings)
         known = [field.name for field in fields(cls)]
         for name in settings:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
+                near = difflib.get_close_matches(name, [*known, *_RECORDS], n=1)
                 raise InputError(
                     f"expected a setting, found {name!r}; "
                     + (f"did you mean {near[0]!r}?" if near else ", ".join(known))
@@ -313,6 +320,29 @@ class Settings:
         if self.cost_model is not None:
             return self.cost_model
         return ClusterCostModel(load_cluster(self.cluster or DEFAULT_CLUSTER), group_ranks)
+
+
+def _without_records(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``settings`` with the values of their records as settings of their own; InputError
+    for a value that a record and a setting state.
+    """
+    names = {option.field_name: option.name for option in CAPS}
+    found = {name: value for name, value in settings.items() if name not in _RECORDS}
+    for name, kind in _RECORDS.items():
+        if (record := settings.get(name)) is None:
+            continue
+        if not isinstance(record, kind):
+            raise InputError(f"{name}: expected apsched.{kind.__name__}(...), found {record!r}")
+        for key in (field.name for field in fields(kind)):
+            setting, value = names.get(key, key), getattr(record, key)
+            if setting not in settings:
+                found[setting] = value
+            elif value != getattr(kind(), key):
+                raise InputError(
+                    f"{setting}: expected it once, found it in {name} and as a setting; leave one"
+                    " out"
+                )
+    return found
 
 
 def _is_hint(symbol: object, size: object) -> bool:
