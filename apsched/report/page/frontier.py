@@ -287,7 +287,7 @@ def _slowdowns(line: Frontier) -> str:
         "memory that is enough",
         "its step time",
         "not enough (proven)",
-        "slower, as far as found",
+        "not enough (not proven)",
     )
     caption = "The smallest memory for a given slowdown"
     return f'<div class="wide">{table(head, rows, caption=caption)}</div>'

@@ -76,12 +76,17 @@ def _text(value: Any) -> str:
 
 
 def frontiers_of(lines: Sequence[Line], slowdown: float) -> tuple[Frontier, ...]:
-    """Return the frontiers of ``lines`` for a report; those without a schedule are left out."""
+    """Return the frontiers of ``lines`` for a report; those without a schedule are left out. The
+    gain from buckets along an axis stands below the last of the frontiers that it compares.
+    """
     found = tuple(_frontier(line, slowdown) for line in lines if fitting(line.points))
-    across = tuple(along_text(along) for along in alongs(lines))
-    if not found or not across:
-        return found
-    return (replace(found[0], sentences=(*found[0].sentences, *across)), *found[1:])
+    across: dict[str, list[str]] = {}
+    for along in alongs(lines):
+        across.setdefault(along.lines[-1].title, []).append(along_text(along))
+    return tuple(
+        replace(frontier, sentences=(*frontier.sentences, *across.get(frontier.title, ())))
+        for frontier in found
+    )
 
 
 def _frontier(line: Line, slowdown: float) -> Frontier:

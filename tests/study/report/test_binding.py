@@ -164,8 +164,8 @@ def test_what_buckets_are_worth_along_ranks_and_bucket_caps() -> None:
     )
     assert (
         along_text(ranks)
-        == "buckets along mesh (backward, seq 2048): fsdp=8 9 launches of 9; fsdp=64 3 launches of"
-        " 9, at least 30.00 µs saved; they pay not at fsdp=8"
+        == "buckets along mesh (backward, seq 2048): fsdp=8: 9 launches of 9; fsdp=64: 3 launches"
+        " of 9, at least 30.00 µs saved; they pay not at fsdp=8"
     )
     caps = [
         line(f"{k}MB", point(None, step, 5), "bucket_cap")

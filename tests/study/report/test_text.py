@@ -35,6 +35,21 @@ def marked_points() -> tuple[Point, ...]:
     return tuple(found)
 
 
+def test_buckets_along_an_axis_stand_with_the_frontiers_that_they_compare() -> None:
+    lines = [
+        Line(labels={"budget": value}, graph=graph, points=marked_points(), expected=3)
+        for graph in ("backward", "forward")
+        for value in ("1", "2")
+    ]
+    found = [
+        [text for text in frontier.sentences if text.startswith("buckets along")]
+        for frontier in frontiers_of(lines, 0.02)
+    ]
+    assert [len(texts) for texts in found] == [0, 1, 0, 1]
+    assert found[1][0].startswith("buckets along budget (backward): 1: 5 launches")
+    assert found[3][0].startswith("buckets along budget (forward): ")
+
+
 def test_where_schedules_come_from() -> None:
     points = marked_points()
     expected = ["solve", "another cap", "short search"]
