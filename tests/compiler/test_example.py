@@ -2,6 +2,7 @@
 ``torchrun`` starts them.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from apsched.cli.main import main
 from tests.helpers.processes import as_torchrun
+from tests.helpers.snippets import commands_of
 
 pytestmark = pytest.mark.ranks
 
@@ -27,6 +30,32 @@ def test_the_example_trains_with_fewer_launches(tmp_path: Path) -> None:
         assert all(int(launches) < int(captured) for _, captured, launches in counts)
 
 
+def test_a_schedule_of_the_command_line_is_replayed_in_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands of "Solve once, replay in the job": record, solve, replay."""
+    page = DOCS / "training-job.md"
+    recorded, replayed = re.findall(
+        r"^(.*)torchrun (.*train\.py.*)$", page.read_text(), re.MULTILINE
+    )[1:]
+    assert recorded == ("TORCH_TRACE=trace ", "--nproc-per-node 2 train.py")
+    assert replayed == ("", "--nproc-per-node 2 train.py schedules")
+    (command,) = (words for words in commands_of(page) if words[:2] == ["solve", "trace"])
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as traced:
+        traced.setenv("TORCH_TRACE", "trace")
+        before = _outputs(tmp_path, "training-job.md", "train.py")
+    assert main([*command]) == 0
+    after = _outputs(tmp_path, "training-job.md", "train.py", arguments=("schedules",))
+    solved = json.loads((tmp_path / "schedules" / "result.json").read_text())["graphs"]
+    for one, other in zip(before, after, strict=True):
+        assert re.findall("loss .*", one) == re.findall("loss .*", other)
+        assert re.findall(
+            r"(\w+): \d+ collectives in (\d+) launches, from schedule file", other
+        ) == [(graph["name"], str(graph["num_launches"])) for graph in solved]
+        assert "schedule file" not in one
+
+
 def test_your_own_model_trains_with_a_schedule(tmp_path: Path) -> None:
     for output in _outputs(tmp_path, "own-model.md", "my_model.py", "train_my_model.py"):
         losses = [float(number) for number in re.findall(r"loss ([0-9.]+)", output)]
@@ -35,9 +64,9 @@ def test_your_own_model_trains_with_a_schedule(tmp_path: Path) -> None:
         assert re.search(r"FSDP2 tuned: 5 units, step time .* predicted, .* untuned", output)
 
 
-def _outputs(directory: Path, page: str, *files: str) -> list[str]:
-    """Write the blocks ``files`` of ``page``, run the last of them on two processes, and return
-    what each printed.
+def _outputs(directory: Path, page: str, *files: str, arguments: tuple[str, ...] = ()) -> list[str]:
+    """Write the blocks ``files`` of ``page``, run the last of them with ``arguments`` on two
+    processes, and return the output of each.
     """
     for file in files:
         (code,) = re.findall(
@@ -47,7 +76,7 @@ def _outputs(directory: Path, page: str, *files: str) -> list[str]:
     with as_torchrun(world_size=2) as job:
         processes = [
             subprocess.Popen(
-                [sys.executable, str(directory / files[-1])],
+                [sys.executable, str(directory / files[-1]), *arguments],
                 env=os.environ
                 | job
                 | {"OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)},

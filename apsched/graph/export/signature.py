@@ -10,6 +10,8 @@ import torch
 from apsched.graph.identity import digest
 from apsched.torch_compat.sizes import size_hint
 
+_NUMBERS = (bool, int, float, complex, str, torch.SymBool, torch.SymInt, torch.SymFloat)
+
 
 def node_signature(
     node: torch.fx.Node,
@@ -70,7 +72,9 @@ def _shape(value: Any, *, sized: bool) -> Any:
         return _hints(value.shape), _hints(strides), str(value.dtype), value.device.type
     if isinstance(value, list | tuple):
         return [_shape(item, sized=sized) for item in value]
-    return type(value).__name__
+    if isinstance(value, _NUMBERS):
+        return type(value).__name__
+    return type(None).__name__  # an opaque input, such as a device mesh: a trace has no value of it
 
 
 def _hints(sizes: Iterable[Any]) -> tuple[int, ...]:
