@@ -1,3 +1,2 @@
-"""What is measured, and repeated by one command: ``python -m benchmarks.solver``. Not part of the
-wheel.
+"""Measurements that one command repeats: ``python -m benchmarks.solver``. Not part of the wheel.
 """

@@ -38,7 +38,7 @@ _EVALUATIONS_PER_WORK = 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is proven about a problem under a looser cap, or under any."""
+    """The proofs about a problem that hold under a looser cap, or under any cap."""
 
     bound_ticks: int
     bound_source: str

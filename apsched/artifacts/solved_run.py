@@ -80,7 +80,7 @@ class SolvedRun:
     cluster: str
     graphs: tuple[SolvedGraph, ...]
     keep: Mapping[str, Any] | None = None
-    """What is kept from forward to backward, as ``--json`` says it; ``None`` where each graph was
+    """The parameters kept from forward to backward, as in ``--json``; ``None`` if each graph was
     solved alone.
     """
 

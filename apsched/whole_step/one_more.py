@@ -23,7 +23,7 @@ class MoreMemory:
 
     @property
     def gain_ticks(self) -> int:
-        """What the step is faster by."""
+        """Return the reduction of the step time."""
         return max(self.now.best.step_ticks - self.more.best.step_ticks, 0)
 
     @property

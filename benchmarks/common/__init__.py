@@ -1,1 +1,1 @@
-"""What benchmarks share: cases, their processes, records and tables."""
+"""Common parts of the benchmarks: cases, their processes, records and tables."""

@@ -70,7 +70,7 @@ cap.
 class _WarmUp:
     cpu_s: float
     held_bytes: int
-    """What it left behind: libraries and compiled code of the solver."""
+    """Memory that stays in use afterwards: libraries and compiled code of the solver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What the numbers must reach, and whether they do."""
+"""The required figures, and a check of the measured ones."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence

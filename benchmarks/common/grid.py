@@ -36,7 +36,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What people and ``--cases`` call it."""
+        """Return the name of the case, which ``--cases`` takes."""
         batch = "" if self.batch == 1 else f" batch={self.batch}"
         layers = "" if self.num_layers is None else f" layers={self.num_layers}"
         return f"{self.model} {self.mesh} seq={self.seq_len}{batch}{layers}"

@@ -1,4 +1,4 @@
-"""What a piece of work takes of the machine: processor time, wall time, memory."""
+"""The processor time, wall time and memory of a piece of work."""
 
 import gc
 import resource

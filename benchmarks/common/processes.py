@@ -21,7 +21,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is measured about every case."""
+    """The measurements of every case."""
 
     caps: tuple[str, ...]
     torch_up_to_nodes: int | None

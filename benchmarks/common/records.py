@@ -129,7 +129,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchRun:
-    """What one of torch's schedulers made of a graph."""
+    """The schedule of one of torch's schedulers for a graph."""
 
     direction: str
     name: str
@@ -177,7 +177,7 @@ class Memory:
 
     @property
     def above_torch_bytes(self) -> int:
-        """What solving takes above what torch holds."""
+        """Return the memory of the solve above that of torch."""
         return self.solver_peak_bytes - self.torch_bytes
 
 

@@ -36,7 +36,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a benchmark says about its numbers."""
+    """The text of a benchmark about its numbers."""
 
     title: str
     preamble: str

@@ -1,1 +1,1 @@
-"""What scheduling adds to the time of compilation."""
+"""The share of scheduling in the time of compilation."""

@@ -59,7 +59,7 @@ class Peak:
     measured_bytes: int
     """As the device's allocator says; on a CPU, as counted node by node."""
     reserved_bytes: int
-    """What the allocator held; 0 on a CPU."""
+    """Bytes that the allocator reserved; 0 on a CPU."""
 
     @property
     def off(self) -> float:

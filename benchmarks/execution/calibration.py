@@ -1,5 +1,5 @@
-"""What operators, messages and contention cost on this very link, kept up to date by profiles of
-steps as captured.
+"""The costs of operators, messages and contention on this link, updated by profiles of steps as
+captured.
 """
 
 import gc
@@ -45,7 +45,7 @@ CPU = load_cluster("cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What some observations say."""
+    """The costs that follow from some observations."""
 
     queues: MeasuredCostModel
     """Where gathers queue."""
@@ -55,8 +55,8 @@ class Found:
 
 
 class Calibration:
-    """What operators and messages take, and how compute and collectives slow each other down,
-    measured on this very link.
+    """The times of operators and messages, and the mutual slowdown of compute and collectives,
+    measured on this link.
 
     A virtual machine is faster or slower by some per cent from one minute to the next. So steps are
     observed in each round of steps that are timed, too: schedules are solved with what was known

@@ -1,4 +1,4 @@
-"""What must hold while graphs run for real, tried by the tests of this checkout: a long run,
+"""Requirements on graphs that run for real, checked by the tests of this checkout: a long run,
 faults, random graphs, files of any bytes.
 """
 

@@ -1,4 +1,4 @@
-"""What is surveyed: a case is one function that makes graphs, and what was found of it."""
+"""The cases of the survey: a case is one function that makes graphs, and has an outcome."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphOutcome:
-    """What was found of one graph with collectives."""
+    """The outcome of one graph with collectives."""
 
     name: str
     num_nodes: int
@@ -62,7 +62,7 @@ class GraphOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseOutcome:
-    """What was found of one case."""
+    """The outcome of one case."""
 
     name: str
     group: str

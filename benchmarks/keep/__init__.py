@@ -1,1 +1,3 @@
-"""What keeping gathered parameters from forward to backward gains, by cluster and memory cap."""
+"""The gain from gathered parameters that are kept from forward to backward, by cluster and memory
+cap.
+"""

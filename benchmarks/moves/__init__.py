@@ -1,1 +1,1 @@
-"""What moving compute gains."""
+"""The gain from moving compute."""

@@ -1,4 +1,4 @@
-"""What moving compute must reach, and its tables."""
+"""The required gain of moving compute, and its tables."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Pair:
 
     @property
     def must(self) -> float:
-        """What that ratio must reach."""
+        """Return the required value of that ratio."""
         return ratio_limit(self.case.model, self.moved.direction)
 
     @property

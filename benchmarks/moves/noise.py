@@ -1,4 +1,4 @@
-"""What a schedule takes where durations are not those that it was made for.
+"""The step time of a schedule under durations that differ from those of its solve.
 
 The order is fixed; each node and each transfer lasts its time in the model by a factor of mean 1
 (``apsched.what_if.scenarios``), so that all work together is what it was.

@@ -28,7 +28,7 @@ from benchmarks.common.grid import COMPUTE_MOVE
 
 REQUEST = SourceRequest(source="llama3-8b", mesh="fsdp=8,tp=8", seq_len=8192, batch=2, num_layers=4)
 _WINDOW = (0.35, 0.65)
-"""What of the step the detail shows: about one layer."""
+"""The part of the step in the detail: about one layer."""
 
 
 def main(arguments: Sequence[str]) -> int:

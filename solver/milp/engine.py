@@ -29,7 +29,7 @@ _CBC_BOUND = re.compile(r"Lower bound:\s+(\S+)")
 
 
 class MilpStatus(StrEnum):
-    """What a solver knows of one objective."""
+    """The status of one objective, as the solver reports it."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"

@@ -27,7 +27,7 @@ _NEVER = 2**62
 
 
 class Units(NamedTuple):
-    """What the pass knows of buckets (B) and collectives (C)."""
+    """Arrays of buckets (B) and collectives (C), which the pass reads."""
 
     bucket_of: Ints
     member_begin: Ints
@@ -69,7 +69,7 @@ class FillLimits(NamedTuple):
 
 
 class _Course(NamedTuple):
-    """What the pass goes by; none of it changes."""
+    """The constant input of the pass."""
 
     program: Pass
     place: Ints

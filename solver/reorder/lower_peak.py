@@ -30,7 +30,7 @@ class Lowered:
     blocks: Ints
     peak_bytes: int
     program: Program | None = None
-    """What has that peak; None where it is what starts just in time."""
+    """The program with that peak; None if it is the one that starts just in time."""
 
 
 def lower_peak(mover: ComputeMover, caps: Caps, enough_bytes: int) -> tuple[Lowered, ...]:

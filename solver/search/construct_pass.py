@@ -62,7 +62,7 @@ BLOCK = 64
 
 
 class Units(NamedTuple):
-    """What the pass knows of buckets (B), collectives (C) and the compute order (m)."""
+    """Arrays of buckets (B), collectives (C) and the compute order (m), which the pass reads."""
 
     rows: Ints
     """(B, NUM_COLUMNS)"""

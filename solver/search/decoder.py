@@ -1,4 +1,4 @@
-"""What a partition is worth under a policy: laid out and evaluated in one compiled call."""
+"""The decoder lays out and evaluates a partition under a policy in one compiled call."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -63,7 +63,7 @@ class Search:
     pricer: Pricer = field(init=False)
     best: Candidate | None = None
     front: Front = field(default_factory=Front)
-    """What was found within the caps, here and in the searches that share it."""
+    """The front of schedules within the caps, shared with other searches."""
     _judge: Decoder = field(init=False)
     _neighbourhood: Neighbourhood = field(init=False)
     _is_spread: bool = False

@@ -31,6 +31,9 @@ class Rule:
     match: re.Pattern[str]
     instead: str
     pages_only: bool
+    docstrings_only: bool
+    pending: tuple[str, ...]
+    """Files that are not revised yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,7 @@ class Text:
     file: str
     line: int
     text: str
+    docstring: bool = False
 
 
 @cache
@@ -49,7 +53,9 @@ def rules() -> tuple[Rule, ...]:
         Rule(
             match=re.compile(rule["match"], re.IGNORECASE),
             instead=rule["instead"],
-            pages_only={"pages": True, "all": False}[rule["in"]],
+            pages_only={"pages": True, "all": False, "docstrings": False}[rule["in"]],
+            docstrings_only=rule["in"] == "docstrings",
+            pending=tuple(rule.get("pending", ())),
         )
         for rule in _stated()["rule"]
     )
@@ -100,7 +106,10 @@ def banned(texts: Iterator[Text], *, page: bool) -> list[str]:
     for text in texts:
         plain = _CODE.sub("`code`", text.text)
         for rule in rules():
-            if (page or not rule.pages_only) and (hit := rule.match.search(plain)):
+            left_out = (rule.pages_only and not page) or text.file in rule.pending
+            if left_out or (rule.docstrings_only and not text.docstring):
+                continue
+            if hit := rule.match.search(plain):
                 found.append(f"{text.file}:{text.line}: {hit[0].strip()!r}; write {rule.instead}")
     return found
 
@@ -127,9 +136,12 @@ def _of_page(name: str, content: str) -> Iterator[Text]:
 
 def _of_source(name: str, content: str) -> Iterator[Text]:
     """Yield strings, those of docstrings and messages included, and comments."""
-    for node in ast.walk(ast.parse(content)):
+    tree = ast.parse(content)
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield Text(file=name, line=node.lineno, text=" ".join(node.value.split()))
+            text = " ".join(node.value.split())
+            yield Text(file=name, line=node.lineno, text=text, docstring=node in docstrings)
     for token in tokenize.generate_tokens(io.StringIO(content).readline):
         if token.type == tokenize.COMMENT:
             yield Text(file=name, line=token.start[0], text=token.string)

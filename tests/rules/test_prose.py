@@ -74,6 +74,10 @@ def test_a_notebook_is_checked(tmp_path: Path) -> None:
         ("x = 1  # whoever calls", 1),
         ("nobody = 1", 0),
         ('"""``nobody`` is a name."""', 0),
+        ('def f():\n    """What it\n    returns."""', 1),
+        ('x = 1\n"""What is one."""', 1),
+        ('"""What is one? A number."""', 0),
+        ('print("What is one.")', 0),
     ],
 )
 def test_a_source_file_is_checked(tmp_path: Path, code: str, num_found: int) -> None:

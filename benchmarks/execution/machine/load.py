@@ -1,5 +1,5 @@
-"""What other programs, and virtual machines beside this one, take meanwhile; a step that they
-disturbed is no measurement. Linux.
+"""The load of other programs and of other virtual machines; a step that they disturbed is no
+measurement. Linux.
 """
 
 import os
@@ -26,7 +26,7 @@ class Load:
 
     machine_s: float
     stolen_s: float
-    """What the host gave to other virtual machines while this one had work."""
+    """Time that the host gave to other virtual machines while this one had work."""
     own_s: float
     clock_s: float
 

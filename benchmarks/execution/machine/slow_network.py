@@ -32,7 +32,7 @@ compute time.
 """
 _LEAST_BURST_BYTES = _MTU_BYTES + 1000
 _LATENCY_MS = 400
-"""What may queue before packets are dropped."""
+"""Time that a packet may queue before it is dropped."""
 
 
 class SlowNetwork:

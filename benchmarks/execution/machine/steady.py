@@ -1,5 +1,5 @@
-"""What lets the same step take the same time: processors that do not sleep, memory that stays, a
-core for each process rank. Linux.
+"""Settings for equal times of equal steps: processors that do not sleep, memory that stays, a core
+for each process rank. Linux.
 
 In a virtual machine a processor that sleeps is the host's to wake: that took 0.4 to 3 ms here,
 where one that waits takes 20 us, and a step has a hundred messages. Memory that goes back to the

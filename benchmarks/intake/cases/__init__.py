@@ -1,1 +1,1 @@
-"""What is surveyed, by where it comes from."""
+"""The cases of the survey, by source."""

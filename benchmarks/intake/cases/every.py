@@ -17,7 +17,7 @@ from benchmarks.intake.cases import (
 )
 
 _REGISTERING = (features, features_that_communicate)
-"""What fills the table of features."""
+"""The modules that fill the table of features."""
 
 _HEAVY = (
     "transformers",

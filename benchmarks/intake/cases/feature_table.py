@@ -13,7 +13,7 @@ from benchmarks.intake.cases.parts import WORLD
 from benchmarks.intake.cases.worlds import running_world
 
 Made = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-"""What is compiled, its inputs, and options of :func:`compiled_graphs`."""
+"""A function to compile, its inputs, and options of :func:`compiled_graphs`."""
 
 _FEATURES: dict[str, Callable[[], Made]] = {}
 _SMOKE = ("plain", "selective checkpointing", "mixture of experts")

@@ -62,7 +62,7 @@ _FLEX = {"attn_backend": "flex"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Configuration:
-    """What TorchTitan's registry is asked for."""
+    """A request to TorchTitan's registry."""
 
     model: str
     flavor: str

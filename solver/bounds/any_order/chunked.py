@@ -1,5 +1,5 @@
-"""What if on-path collectives, and the compute around them, were split in parts that overlap? An
-idealised bound.
+"""An idealised bound for on-path collectives that are split, with the compute around them, in parts
+that overlap.
 
 Each part of a split node takes its share of the time, and follows only the same part of what the
 node follows where that is split, too; of what is not split it follows all, and all parts come

@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 Start = int
 """A stream, or one of the two below."""
 Arc = tuple[str, int, int]
-"""What it does; the start class; the end class (stream or END)."""
+"""The kind of the arc; its start class; its end class (a stream or END)."""
 BEGINNING, TAIL, END, SHIFT = -1, -2, -3, -4
 _MOST_GAPS = 60
 _IDLE_SHARE = 0.05

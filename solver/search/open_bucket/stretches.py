@@ -1,5 +1,5 @@
-"""What stretches of a line cost, from the head of one bucket to the next: ``docs/formulation.md``,
-(D1).
+"""The cost of stretches of a line, from the head of one bucket to the next:
+``docs/formulation.md``, (D1).
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ NEVER = np.int64(2**60)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretches:
-    """What each stretch adds to both times: entry (x, q, i) begins at member i, has ``lengths[x]``
-    members, and in its bucket ride those of at most ``rider_bytes[q]``.
+    """The addition of each stretch to both times: entry (x, q, i) begins at member i, has
+    ``lengths[x]`` members, and its bucket takes riders of at most ``rider_bytes[q]``.
     """
 
     lengths: Ints
