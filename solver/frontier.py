@@ -1,5 +1,5 @@
-"""Many memory caps on one problem, for less than a solve each: what is known under some of them is
-used under all others.
+"""Many memory caps on one problem, for less than a solve each: results under some caps are used
+under all others.
 
 A schedule with peak p is one under every cap >= p, and no schedule under a cap is faster than a
 bound proven for a looser one. So under a cap between two that were solved only a short search is
@@ -108,7 +108,7 @@ class AlongCaps:
         return self._scored[schedule]
 
     def _judged(self, baseline: Scored, memory_cap_bytes: int | None) -> Scored:
-        """Return what was judged without a memory cap with what it breaks under this one."""
+        """Return ``baseline``, scored without a memory cap, with its violations of this one."""
         only = Caps(memory_cap_bytes=memory_cap_bytes)
         more = over_memory(self._problem, baseline.schedule, self._timelines[baseline.name], only)
         return replace(baseline, violations=(*baseline.violations, *more)) if more else baseline
@@ -116,8 +116,8 @@ class AlongCaps:
     def _searched(
         self, caps: Caps, starts: Sequence[Schedule], known: Known, best: Scored
     ) -> Scored | None:
-        """Return what a short search finds from the buckets of ``starts``, around the compute of
-        the best.
+        """Return the result of a short search from the buckets of ``starts``, around the compute
+        order of the best.
         """
         good_enough = int(known.bound_ticks * (1 + self._options.time_slack / 2))
         evaluations = int(self._options.budget * _EVALUATIONS_PER_WORK)

@@ -1,10 +1,9 @@
 """A bound by linear programming: launches, copies and transfers weighed against each other.
 
-Whether a collective is launched alone or in a bucket decides what it costs where: alone it pays its
-own latency on the stream and a launch on the compute stream; in a bucket only its bytes on the
-stream, but copies on the compute stream. Each of the bounds of ``apsched.solver.bounds.step_time``
-takes the cheaper of the two for itself; no schedule can take both. With y_c in [0, 1] (in a
-bucket):
+A collective has other costs alone than in a bucket: alone it pays its own latency on the stream and
+a launch on the compute stream; in a bucket only its bytes on the stream, but copies on the compute
+stream. Each of the bounds of ``apsched.solver.bounds.step_time`` takes the cheaper of the two for
+itself; no schedule can take both. With y_c in [0, 1] (in a bucket):
 
     min z   s.t.   z >= const_i + sum_c ((1 - y_c) alone_ic + y_c shared_ic)    for every row i
 
@@ -132,8 +131,8 @@ def _in_closed_groups(instance: Instance, costs: Costs) -> Costs:
 
 
 def costs_in_any_bucket(instance: Instance) -> Costs:
-    """Return what each collective costs alone, and the least that it costs in any bucket, whatever
-    the user's plan puts together.
+    """Return the cost of each collective alone, and its least cost in any bucket, for any plan of
+    the user.
     """
     problem, arrays = instance.problem, instance.arrays
     copy_rate = least_rate(problem.copy_price, None)

@@ -54,8 +54,8 @@ def later_bounds(
     limit_ticks: int,
     floor_bound_bytes: int,
 ) -> LaterBounds:
-    """Return the bounds that ``best`` is measured by; ``floor_bound_bytes`` is what no schedule's
-    peak is below, whatever its time.
+    """Return the bounds that ``best`` is measured by; ``floor_bound_bytes`` is a lower
+    bound of the peak of every schedule, at any step time.
     """
     instance = without_copies(instance)
     limit = max(limit_ticks, best.step_time_ticks)

@@ -54,7 +54,7 @@ class KeptItem:
     """A parameter that may be kept."""
 
     collectives: tuple[int, ...]
-    """Of backward as gathered again: what keeping it saves."""
+    """Collectives of backward as gathered again, which a kept parameter saves."""
     kept_bytes: int
     """As allocated."""
 
@@ -246,8 +246,8 @@ def _weighed_rows(
 
 
 def _sides(instance: Instance, costs: Costs, groups: Sequence[str]) -> tuple[Floats, Floats]:
-    """Return what each collective costs alone and in a bucket (columns), on the compute stream and
-    on that of each of ``groups`` (rows).
+    """Return the costs of each collective, alone and in a bucket (columns), on the compute stream
+    and on that of each of ``groups`` (rows).
     """
     alone = [costs.prologue + costs.launch + costs.epilogue]
     shared = [costs.prologue_shared + costs.copy_in + costs.copy_out + costs.epilogue]

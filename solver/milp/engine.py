@@ -1,6 +1,4 @@
-"""Runs a PuLP solver by name on a model; the only place that knows what solvers and their logs look
-like.
-"""
+"""Runs a PuLP solver by name on a model; the only file that knows names and logs of solvers."""
 
 import math
 import re

@@ -1,5 +1,5 @@
-"""Order of events -> Schedule: what runs of itself, the views and the epilogues, comes as soon as
-it can, smallest node first.
+"""Order of events -> Schedule: nodes without an event of their own (views, epilogues) come as early
+as possible, smallest node first.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from apsched.solver.milp.events import Events, Spot
 
 @dataclass(slots=True)
 class Order:
-    """The model under construction: which bucket, and what comes before what."""
+    """The model under construction: buckets, and the order of events."""
 
     events: Events
     model: pulp.LpProblem

@@ -1,5 +1,5 @@
-"""When each event can happen at all within a horizon: what tightens every M, and decides some
-orders beforehand.
+"""Time windows of the events within a horizon: they tighten every M, and decide some orders
+beforehand.
 """
 
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ class Windows:
 
 
 def windows(events: Events, horizon_ticks: int) -> Windows:
-    """(17) windows: longest paths over what must precede what, with the least work of each event
-    and the least transfer of each wait.
+    """(17) windows: longest paths over the precedences, with the least work of each event and
+    the least transfer of each wait.
 
     earliest_begin[v] = max over u before v of earliest_end[u], and the compute of the compute order
     before v; earliest_end = begin + least work, of a wait also its start's end + least transfer +

@@ -24,8 +24,8 @@ class Clock:
     """In ticks."""
 
     def slack(self, latest_ticks: int, earliest_ticks: int) -> float:
-        """Return M: by how much what ends at the latest may be later than what begins at the
-        earliest.
+        """Return M: the largest difference of an end at ``latest_ticks`` and a begin at
+        ``earliest_ticks``.
         """
         return max(0, latest_ticks - earliest_ticks) / self.scale
 

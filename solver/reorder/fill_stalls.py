@@ -1,16 +1,16 @@
 """Keep the order of the compute; defer work without a consumer; where the stream would stall,
-run what is ready.
+run ready blocks.
 
 One pass over a program (launches, waits and copies around the compute order in some order) on the
 clock. Blocks that no launch on the path depends on (weight gradients) may be put off. At a wait
 that would stall, blocks that were put off, or come later, run until the stall is filled: weight
-gradients of one layer while activations of the next are on the wire. What may not be put off any
-further runs first. Reductions and on-path collectives are launched as soon as their inputs are
+gradients of one layer while activations of the next are on the wire. Blocks that cannot be put off
+any further run first. Reductions and on-path collectives are launched as soon as their inputs are
 there.
 
-Memory is counted along: what the program has at each operation, and the difference that the new
-order makes, storage by storage. Where it would not fit, nothing is put off and nothing runs ahead,
-and what frees memory runs. Launches move along, which is left out here; so the order is evaluated
+Memory is counted along: the bytes of the program at each operation, and the difference of the new
+order, storage by storage. Where it would not fit, nothing is put off, nothing runs ahead, and
+blocks that free memory run. Launches move along, which is left out here; so the order is evaluated
 again afterwards.
 """
 
@@ -190,7 +190,7 @@ def _begun(p: Precedence, u: Units) -> _State:
 
 @compiled
 def _run_up_to(p: Precedence, u: Units, c: _Course, state: _State, i: int) -> None:
-    """Run the block that operation ``i`` is, after those before it; what may wait is put off."""
+    """Run the block of operation ``i``, after those before it; put off blocks that may wait."""
     scalars, done, order, a = state.scalars, state.done, c.program.order, c.program.argument[i]
     while not done[a]:
         while done[order[scalars[_CURSOR]]]:
@@ -210,7 +210,7 @@ def _run_up_to(p: Precedence, u: Units, c: _Course, state: _State, i: int) -> No
 
 @compiled
 def _fill_stall(p: Precedence, u: Units, c: _Course, state: _State, i: int) -> None:
-    """Wait as operation ``i`` does, and run what may run while the stream would stall."""
+    """Wait as operation ``i`` does, and run blocks while the stream would stall."""
     scalars, awaited = state.scalars, c.program.argument[i]
     if not state.launched[awaited]:
         _launch(u, awaited, state)
@@ -230,7 +230,7 @@ def _fill_stall(p: Precedence, u: Units, c: _Course, state: _State, i: int) -> N
 
 @compiled
 def _run_rest(p: Precedence, u: Units, state: _State, max_move: int) -> None:
-    """Run what was put off to the end: what is followed by most goes first (Jackson's rule)."""
+    """Run blocks that were put off to the end: longest tail first (Jackson's rule)."""
     num_blocks, tails = len(p.block_ticks), _tails(p, u)
     while state.scalars[_NUM_BLOCKS] < num_blocks:
         chosen = int(np.int64(-1))  # as -1 alone numba would compile what follows twice
@@ -281,7 +281,7 @@ def _is_early(p: Precedence, block: int, state: _State, max_move: int) -> bool:
 
 @compiled
 def _run_in_time(p: Precedence, u: Units, block: int, state: _State, max_move: int) -> None:
-    """Run ``block``, and before it what may not wait for it."""
+    """Run ``block``, and before it the blocks that cannot wait for it."""
     while not state.done[block] and (
         _is_late(p, block, state, max_move) or _is_early(p, block, state, max_move)
     ):
@@ -383,7 +383,7 @@ def _bytes_of(p: Precedence, block: int, state: _State) -> tuple[int, int]:
 
 @compiled
 def _run_with_all_before(p: Precedence, u: Units, block: int, state: _State, max_move: int) -> None:
-    """Run what was put off and ``block`` depends on, then ``block``."""
+    """Run the blocks that were put off and that ``block`` depends on, then ``block``."""
     stack = np.empty(len(p.block_ticks), np.int64)
     stack[0] = block
     depth = 1
@@ -406,7 +406,7 @@ def _run_with_all_before(p: Precedence, u: Units, block: int, state: _State, max
 
 @compiled
 def _run(p: Precedence, u: Units, block: int, state: _State) -> None:
-    """Run ``block`` after the waits and copies that it needs; launch what becomes ready."""
+    """Run ``block`` after the waits and copies that it needs; launch ready collectives."""
     scalars = state.scalars
     for q in range(p.needs_begin[block], p.needs_begin[block + 1]):
         c = p.needs_list[q]

@@ -1,8 +1,8 @@
-"""Less memory by moving compute: what runs where the peak is, runs earlier or later, as long as
-that lowers the peak.
+"""Less memory by moving compute: blocks at the peak run earlier or later, as long as that lowers
+the peak.
 
-At the block with the peak, a stretch of neighbours is parted in two: the block and what it depends
-on go first, or the block and what depends on it go last. Each is judged by the least peak of
+At the block with the peak, a stretch of neighbours is parted in two: the block and its predecessors
+go first, or the block and its successors go last. Each is judged by the least peak of
 launches and waits around it.
 """
 

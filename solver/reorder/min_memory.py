@@ -40,8 +40,8 @@ class LeastMemory:
     """Orders of the compute with lower and lower peaks."""
 
     def lowered_within(self, cap_bytes: int | None) -> Lowered | None:
-        """Return the first of the orders whose peak is within ``cap_bytes``, the lowest where none
-        is; None where it is as captured.
+        """Return the first of the orders whose peak is within ``cap_bytes``, the lowest if none
+        is; None for the order as captured.
         """
         if cap_bytes is None or cap_bytes >= self.as_captured_bytes or not self.lowered:
             return None

@@ -1,10 +1,10 @@
 """Move compute: orders by the rule of ``apsched.solver.reorder.fill_stalls``, each judged exactly,
 then buckets for the best of them.
 
-The rule is a heuristic with two tastes, and its result depends on the program that it goes over; so
-several tastes are tried, each again and again on what came out, until nothing changes. What an
-order is worth is decided by laying out the same buckets again around it, under a few policies. All
-of it is repeated with the buckets that search finds for the best order.
+The rule is a heuristic with two parameters, and its result depends on the program that it reads; so
+several values are tried, each repeatedly on its own result, until nothing changes. An order is
+scored by laying out the same buckets around it, under a few policies. All of it is repeated with
+the buckets that search finds for the best order.
 """
 
 from dataclasses import dataclass, replace
@@ -110,7 +110,7 @@ class ComputeMover:
     def _refilled(
         self, moved_from: Moved, caps: Caps, max_move: int, limits: FillLimits
     ) -> Moved | None:
-        """Return what the rule makes of ``moved_from``; None where that does not fit."""
+        """Return the result of the rule for ``moved_from``; None if it does not fit."""
         program, units = self._pass(moved_from, caps)
         room = (
             _UNLIMITED

@@ -32,7 +32,7 @@ _MOST_CUTS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """An instance, perhaps with some of its kernels cut, and what is known of it."""
+    """An instance, perhaps with some of its kernels cut, and the facts found about it."""
 
     instance: Instance
     mover: ComputeMover | None

@@ -1,8 +1,8 @@
-"""Forms of buckets: which are coalesced, as search tries it, and what bounds may still charge where
-some may be.
+"""Forms of buckets: flat or coalesced, as search tries them, and the charges of bounds where
+buckets may be coalesced.
 
-A coalesced bucket is one launch of several transfers, without buffer and copies: what flat ones
-cost in copies it pays for each member on its stream. Search notes for each collective whether a
+A coalesced bucket is one launch of several transfers, without buffer and copies: it pays for each
+member on its stream, and a flat bucket pays copies. Search notes for each collective whether a
 bucket that it is the first of is coalesced (``Policy.coalesced``); a *flip* changes that for all
 members of a bucket.
 """
@@ -58,6 +58,6 @@ def flips(
 
 
 def flipped(policy: Policy, mask: Bools) -> Policy:
-    """Return ``policy`` with the collectives of ``mask`` the other way round."""
+    """Return ``policy`` with the form of the collectives of ``mask`` changed."""
     now = policy.coalesced_of(len(mask)) ^ mask
     return replace(policy, coalesced=now.tobytes() if now.any() else b"")

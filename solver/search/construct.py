@@ -3,7 +3,7 @@ becomes a program.
 
 Every gather's just-in-time bytes are reserved beforehand, so that a far prefetch cannot starve a
 reduction. The pass over the compute order (``apsched.solver.search.construct_pass``) is a
-heuristic: ``apsched.solver.program.evaluate`` says what its program costs.
+heuristic: ``apsched.solver.program.evaluate`` computes the cost of its program.
 """
 
 import numpy as np
@@ -95,7 +95,7 @@ def lay_out(
     member_list: Ints,
     figures: Ints,
 ) -> tuple[Ints, Ints]:
-    """Return operations and arguments of the program that the rules make of a partition."""
+    """Return the operations of the program of a partition, and their arguments."""
     num_compute = len(f.compute_ticks)
     rows = _rows(t, clock, r, member_begin, member_list, figures, num_compute)
     queue, num_queued = np.empty(len(rows), np.int64), 0

@@ -74,8 +74,8 @@ class Decoder:
         return self.pricer.arrays
 
     def figures(self, labels: Ints, policy: Policy, steer_bytes: int | None) -> Figures | None:
-        """Return what the buckets of ``labels`` cost under ``policy``; None where they cannot be,
-        or the cap on prefetch is broken.
+        """Return the cost of the buckets of ``labels`` under ``policy``; None if they are not
+        legal, or break the cap on prefetch.
         """
         known = self._rules.get((policy, steer_bytes))
         if known is None:
@@ -97,7 +97,7 @@ class Decoder:
         )
 
     def program(self, labels: Ints, policy: Policy, steer_bytes: int | None) -> Program:
-        """Return the program that ``figures`` judges."""
+        """Return the program that ``figures`` evaluates."""
         return construct(
             self.pricer,
             self.pricer.partition_of(labels, policy.coalesced_of(len(labels))),

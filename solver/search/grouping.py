@@ -16,8 +16,8 @@ from apsched.solver.search.launch_policy import UNLIMITED
 
 
 def urgencies(arrays: ProblemArrays) -> Ints:
-    """Return for each collective the slot that says how urgent it is: a gather's need, anything
-    else's readiness.
+    """Return the urgency of each collective as a slot: the need slot of a gather, the ready slot of
+    any other.
     """
     return np.where(arrays.kind == ALL_GATHER, arrays.need_slot, arrays.ready_slot)
 

@@ -23,15 +23,15 @@ _TINY_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """The schedule with the least peak that is known."""
+    """The known schedule with the least peak."""
 
     program: Program
     peak_memory_bytes: int
 
 
 def just_in_time(instance: Instance) -> Floor | None:
-    """Return the just-in-time schedule with the least peak that keeps the other caps; None where
-    none of them does.
+    """Return the just-in-time schedule with the least peak that keeps the other caps; None if there
+    is none.
     """
     caps = instance.caps
     pricer = Pricer(instance)
@@ -65,8 +65,8 @@ def without_caps_on_launches(caps: Caps) -> Caps:
 
 
 def _keeps(arrays: ProblemArrays, program: Program, figures: Figures, caps: Caps) -> bool:
-    """Whether a program keeps the caps on launches, which no pass over the compute order can
-    promise.
+    """Return whether a program keeps the caps on launches; no pass over the compute order ensures
+    them.
     """
     if (
         caps.in_flight_cap_bytes is not None

@@ -1,4 +1,4 @@
-"""Waits as late as the peak allows: what a schedule gains must survive costs that are wrong.
+"""Waits as late as the peak allows, so that the schedule tolerates wrong costs.
 
 Search waits for a reduction where the clock of the model says that it is done. If transfers take
 longer than the model says, or compute less, the compute stream stalls there, though nothing
@@ -45,11 +45,11 @@ class _Units:
     first: Ints
     """Operation of the wait."""
     past: Ints
-    """Operation behind the unit."""
+    """Operation after the unit."""
     limit: Ints
-    """Last slot where it may stand."""
+    """Last slot where it can stand."""
     held_bytes: Ints
-    """Freed by the unit, so held until it comes."""
+    """Bytes that the unit frees, and that are held until then."""
     flying_bytes: Ints
     works: Bools
     """It has work on the compute stream."""
@@ -66,11 +66,11 @@ class _Course:
     so that none is late for it.
     """
     slot_ticks: Ints
-    """(m+1,) when the compute stream comes to it."""
+    """(m+1,) time at which the compute stream reaches it."""
     live_bytes: Ints
-    """(operations,) most that is alive from each operation to the next."""
+    """(operations,) most bytes alive from each operation to the next."""
     flying_bytes: Ints
-    """(operations,) in flight at each operation."""
+    """(operations,) bytes in flight at each operation."""
     end_ticks: Ints
     """(B,) end of each transfer."""
 

@@ -1,5 +1,5 @@
-"""Policies: what is launched when, before a forward pass (``apsched.solver.search.construct_pass``)
-makes a program of it.
+"""Policies: launch times of buckets, which a forward pass
+(``apsched.solver.search.construct_pass``) makes a program of.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _NEAR = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How early gathers start and where their copy-outs stand."""
+    """Start times of gathers, and places of their copy-outs."""
 
     lead: float
     """Extra lead of a gather in units of its own transfer time; infinite: as early as memory
@@ -67,7 +67,7 @@ class Rules(NamedTuple):
     in_stalls: bool
     at_once: bool
     memory_cap: int
-    """Beside what the caller keeps."""
+    """In addition to tensors that the caller keeps."""
     in_flight_cap: int
     max_prefetch: int
     bucket_cap: int
@@ -76,7 +76,7 @@ class Rules(NamedTuple):
 
 
 class BaseTimes(NamedTuple):
-    """When the compute order comes where, as far as no bucket decides it."""
+    """Times at which the compute order reaches its slots, without the influence of buckets."""
 
     reached: Ints
     """(m+1,) when each slot is reached if only on-path collectives are waited for, one after the
@@ -111,7 +111,7 @@ def _or_unlimited(limit: int | None) -> int:
 
 
 def base_times(arrays: ProblemArrays) -> BaseTimes:
-    """Return when the compute order comes where."""
+    """Return the times at which the compute order reaches its slots."""
     steps = np.concatenate(([0], arrays.compute_ticks))
     exposed = np.nonzero(arrays.on_path)[0]
     np.add.at(steps, arrays.need_slot[exposed], arrays.transfer_ticks[exposed])

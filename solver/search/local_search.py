@@ -30,22 +30,22 @@ FIRST_POLICIES = (Policy(lead=np.inf, copy_out_early=True), Policy(lead=1.0, cop
 _PROMISING = 6
 """Partitions of the portfolio that are tried under every policy."""
 _BASINS = 3
-"""Starts that are descended from to the end."""
+"""Number of starts with a full descent."""
 _SHARE_OF_LARGEST = 2
 """Under a memory cap, the largest bucket so far over that of a partition to start from."""
 _NEAR = 1.02
-"""Of those, step time over that of the best up to which one is descended from."""
+"""Of those, the largest ratio of step time to that of the best for a descent."""
 _STEERING_ROUNDS = 4
 _BISECTIONS = 12
 _SEED = 0
 _SHORTEST_WALK = 500
-"""Evaluations below which wandering is not worth it."""
+"""Least number of evaluations for random moves."""
 _THRESHOLD = 2e-4
 """Share of the step time that a random move may cost at first."""
 _SHARE_OF_POLICIES = 0.01
-"""Of the random moves, how many change the policy."""
+"""Share of random moves that change the policy."""
 _SHARE_OF_FORMS = 0.15
-"""How many change the form of a bucket, where that has a price."""
+"""Share of random moves that change the form of a bucket, where that has a price."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Search:
     _judge: Decoder = field(init=False)
     _neighbourhood: Neighbourhood = field(init=False)
     _is_spread: bool = False
-    """Whether it has descended from other starts, too."""
+    """Whether a descent from other starts has run."""
     _tried: set[tuple[bytes, Policy, int | None]] = field(init=False, default_factory=set)
     _tried_moves: TriedMoves = field(init=False)
 
@@ -228,8 +228,8 @@ class Search:
             self.consider(_kept_as_near(below.best, caps))
 
     def improve(self, stop_at_ticks: int) -> None:
-        """Take moves that help until none does; then wander with half of the evaluations that are
-        left, and so on.
+        """Take moves that help until none does; then take random moves with half of the evaluations
+        that are left, and so on.
         """
         self.descend_from_many(stop_at_ticks)
         while (
@@ -432,8 +432,8 @@ class Search:
 
 
 def _kept_as_near(candidate: Candidate, caps: Caps) -> Candidate:
-    """Return ``candidate``, found under ``caps``, so that it is laid out the same under caps that
-    allow more prefetch.
+    """Return ``candidate``, found under ``caps``, with a policy that gives the same program under
+    caps that allow more prefetch.
     """
     if candidate.policy.most_ahead is not None:
         return candidate

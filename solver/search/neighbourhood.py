@@ -21,11 +21,11 @@ from apsched.solver.search.grouping import canonical, urgencies
 
 JOIN, CUT, CHANGE = 0, 1, 2
 _NEIGHBOURS = 3
-"""How far apart in order of urgency two buckets may be that a move joins."""
+"""Largest distance, in order of urgency, of two buckets that a move joins."""
 _DISTANCES = (1, 1, 1, 2, 3, -1, -1, -1, -2, -3)
 _RANDOM_KINDS = (JOIN, CUT, CHANGE, CHANGE, CHANGE)
 _SHARE_OF_LAYERS = 0.15
-"""Of random moves, how many are made in all layers."""
+"""Share of random moves that are made in all layers."""
 _STRIDES = (1, 2, 4)
 """Every how many layers a move that crosses layers is repeated."""
 
@@ -180,15 +180,15 @@ class TriedMoves:
     _labels: Ints | None = None
     _layout: object = None
     _changed: Ints = field(init=False)
-    """By collective: when its bucket changed last."""
+    """Time of the last change of the bucket of each collective."""
     _tried: dict[tuple[int, int, int], int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._changed = np.zeros(self.num_collectives, dtype=np.int64)
 
     def is_new(self, move: Move, labels: Ints, layout: object) -> bool:
-        """Whether ``move`` of ``labels`` needs a try, which is noted; ``layout`` is everything else
-        that decides what it is worth.
+        """Return whether ``move`` of ``labels`` needs a try, and note it; ``layout`` has all other
+        inputs of its value.
         """
         if labels is not self._labels or layout != self._layout:
             self._see(labels, layout)

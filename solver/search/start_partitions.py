@@ -1,7 +1,7 @@
 """Partitions to start from: neighbours by bytes, by block, and small members apart from large ones.
 
-Where latency counts, what pays is to bucket the small members (their copies are cheap, their
-latencies are not), also across what lies between them; where it does not, the best bucket is none.
+If latency counts, buckets of small members pay (their copies are cheap, their latencies are not),
+also across other members between them; if it does not, no bucket is best.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from apsched.solver.search.grouping import group
 BYTE_CAPS = (2**16, 2**20, 2**23, 2**25, 2**26, 2**27, 2**28, 2**29, 2**30)
 _SMALL_BYTES = (2**17, 2**23, 2**24, 2**25, 2**26, 2**27)
 _REACHES = (0.5, 1.0, 2.0, 4.0, 8.0, 1000.0)
-"""How far a bucket of small members may reach, in blocks."""
+"""Longest bucket of small members, in blocks."""
 _BLOCKS_TOGETHER = (2, 3, 4, 8)
-"""Blocks of a bucket under a cap on prefetch: of a bucket that starts so late, little is hidden,
-and the fewer there are the better.
+"""Blocks of a bucket under a cap on prefetch: such a bucket starts late, so that little of it is
+hidden, and few buckets are best.
 """
 
 

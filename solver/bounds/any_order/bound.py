@@ -1,6 +1,6 @@
 """Lower bounds on step time that hold where compute may move; proofs in ``docs/formulation.md``.
 
-Nothing is known of the order of the compute but what depends on what, and how far a node may move.
+The order of the compute is known only by its dependences, and by how far a node may move.
 Begins of items from the beginning and, with time reversed, from the end are the heads and tails of
 jobs: compute and launches on the compute stream, transfers on the streams of their groups.
 

@@ -19,7 +19,7 @@ _MOST_GATES = 384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The least of what each collective takes, alone or in a bucket: (C,) ticks."""
+    """The least work of each collective, alone or in a bucket: (C,) ticks."""
 
     prologue: Ints
     launch: Ints
@@ -123,7 +123,7 @@ def _gates(on_path: Bools) -> Bools:
 
 
 def bounds_of(loose: Loose, ends: Ends) -> list[TimeBound]:
-    """Return the longest way through any item, and what each stream takes."""
+    """Return the longest path through any item, and the load of each stream."""
     between = BoundSource.BETWEEN_COLLECTIVES if loose.on_path.any() else BoundSource.CRITICAL_PATH
     through_compute = ends.head_of_compute + loose.compute_ticks + ends.tail_of_compute
     through = ends.head + loose.work.launch + loose.work.transfer + ends.tail

@@ -10,8 +10,8 @@ from apsched.solver.bounds.step_time import bytes_at_first
 
 
 def memory_bound_of_any_order(orders: Orders) -> int:
-    """Return bytes that the peak of no schedule is below, whatever the order of the compute; what
-    the caller keeps included.
+    """Return a lower bound of the peak of every schedule, for any order of the compute; tensors
+    that the caller keeps are included.
 
     At compute node k everything is alive that is there from the beginning, or is touched by k or a
     node that comes before it in every order, and is touched by k or a node that comes behind it in

@@ -1,4 +1,4 @@
-"""Jobs on one stream that have heads and tails: what the stream takes at least."""
+"""Jobs on one stream that have heads and tails: the least time of the stream."""
 
 from heapq import heappop, heappush
 

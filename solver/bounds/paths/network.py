@@ -40,8 +40,8 @@ Arc = tuple[str, int, int]
 BEGINNING, TAIL, END, SHIFT = -1, -2, -3, -4
 _MOST_GAPS = 60
 _IDLE_SHARE = 0.05
-"""Of the busiest stream's transfers, below which a stream is left out of the network (what it adds
-is not counted).
+"""Share of the busiest stream's transfers, below which a stream is left out of the network (its
+transfers are not counted).
 """
 _ENDS = 10
 """Gaps at either end that are always taken."""

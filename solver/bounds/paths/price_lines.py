@@ -1,8 +1,8 @@
-"""Lines below a price curve: what a bucket costs at least, as a latency and a price per byte.
+"""Lines below a price curve: the least cost of a bucket, as a latency and a price per byte.
 
 A bucket of S bytes costs at least min over the lines of alpha + rate * S. With a line for each
-bucket, its latency is what its existence costs and its rate what each member adds, whatever the
-others are.
+bucket, its latency is the cost of the bucket and its rate that of each member, for any
+other members.
 """
 
 import numpy as np

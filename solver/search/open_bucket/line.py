@@ -1,5 +1,5 @@
-"""Collectives that may share buckets, in the order in which they are needed, or were made: what
-stands between them on the compute stream and on their own.
+"""Collectives that may share buckets, in the order of their need or readiness, and the work between
+them on the compute stream and on their own.
 """
 
 from dataclasses import dataclass

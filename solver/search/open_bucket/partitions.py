@@ -22,12 +22,12 @@ _LONGER = 1.15
 """Ratio of the lengths of stretches that are tried, from 8 members on."""
 _MOST_LABELS = 24
 _MOST_SIZES = 4
-"""Sizes up to which members ride that are tried."""
+"""Largest sizes of riding members that are tried."""
 _POINTS = 8
 """Partitions taken from one front."""
 _VIEWS = {True: ((0.0, True), (0.5, True), (0.0, False)), False: ((0.0, True),)}
 """For gathers, and for reductions: the share of the transfers of the other direction that goes
-before what is needed behind them; and whether copies take time on the compute stream, or hide.
+before later needs; and whether copies take time on the compute stream, or hide.
 """
 
 

@@ -45,8 +45,8 @@ def stretches(
     """Return all stretches of ``line`` with these ``lengths`` and sizes of riders, within the
     ``caps`` on bytes and span.
 
-    ``share`` is that of the transfers of the other direction that goes before what is needed behind
-    them; ``copies`` tells whether copies take time on the compute stream.
+    ``share`` is that of the transfers of the other direction that goes before later needs;
+    ``copies`` states whether copies take time on the compute stream.
     """
     other = (share * line.other_ticks).astype(np.int64)
     added = np.full((3, len(lengths), len(rider_bytes), len(line.members)), NEVER, np.int64)
