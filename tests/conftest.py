@@ -1,4 +1,4 @@
-"""What tests of several stages share: small graph files, made once, and a way to run a command."""
+"""Common fixtures of several stages: small graph files, made once, and a way to run a command."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from apsched.graph.graph_file import save_graph
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What a command said."""
+    """The output of a command."""
 
     code: int
     stdout: str

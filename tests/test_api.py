@@ -244,7 +244,7 @@ def test_what_is_given_twice_is_refused(
 
 
 def test_scenarios_and_second_groups_in_a_compiler(gm: torch.fx.GraphModule) -> None:
-    """What the command line has, the module that is optimized has, too."""
+    """The optimized module has the options of the command line."""
     fast = apsched.optimize(gm, scenarios=2, noise=0.3, robust="mean", budget=0.0)
     robustness = fast.meta["apsched_result"].robustness
     assert (robustness.options.count, robustness.options.measure) == (2, "mean")

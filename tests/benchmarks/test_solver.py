@@ -427,7 +427,7 @@ ASKED = Asked(caps=("none",), torch_up_to_nodes=None, commit="abc", timeout_s=30
 def test_a_case_that_fails_is_kept_with_its_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it found before it failed, too."""
+    """Results from before the failure are reported, too."""
     monkeypatch.setattr(
         case_process, "_warm_up", lambda _: case_process._WarmUp(cpu_s=1.5, held_bytes=0)
     )

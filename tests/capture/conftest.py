@@ -1,4 +1,4 @@
-"""What several tests of capture share."""
+"""Common fixtures of capture tests."""
 
 from collections.abc import Callable
 from pathlib import Path

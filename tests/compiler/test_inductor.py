@@ -284,7 +284,7 @@ def test_a_warm_cache_is_used_for_the_same_and_never_for_another_plan(mesh):
 
 
 class TestKey:
-    """What the key of Inductor's caches depends on."""
+    """The inputs of the key of Inductor's caches."""
 
     def key(self, **settings) -> str | None:
         return apsched.inductor_pass(**settings).uuid()

@@ -495,7 +495,7 @@ def test_a_disk_that_is_full_leaves_nothing(
 
 
 def test_as_a_process() -> None:
-    """What a shell sees: the exit status and one line, no traceback of any thread."""
+    """A shell sees the exit status and one line, no traceback of any thread."""
     command = [sys.executable, "-m", "apsched", "solve", "llama3-debug", "--mesh", "fsdp=0"]
     done = subprocess.run(
         command,
@@ -515,7 +515,7 @@ def test_as_a_process() -> None:
 def test_a_bug_is_one_line_and_a_hint(
     run: Run, debug_graphs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What apsched did not foresee has no traceback either, unless it is asked for."""
+    """An unexpected error has no traceback either, unless the user requests it."""
     import apsched.solver
 
     def broken(*args: object, **kwargs: object) -> None:

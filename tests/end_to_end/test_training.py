@@ -12,7 +12,7 @@ pytestmark = pytest.mark.ranks
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory) -> list[dict]:
-    """What each process found; one start of four processes runs all cases."""
+    """Return the results of each process; one start of four processes runs all cases."""
     folder = tmp_path_factory.mktemp("training")
     return run_processes(WORKERS / "training/training_worker.py", folder, WORLD_SIZE, timeout_s=800)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 _READERS = HERE / "file_readers.py"
 _MEMORY_MB = 2048
-"""What a reader may use."""
+"""Resources that a reader may use."""
 
 
 def readers() -> list[str]:

@@ -1,4 +1,4 @@
-"""What a node has to do with communication, read from its operator and arguments."""
+"""The role of a node in communication, read from its operator and arguments."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

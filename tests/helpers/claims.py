@@ -28,7 +28,7 @@ class BrokenClaim:
 
     claim: str
     told: int
-    """What the answer says; 0 where that is no number."""
+    """The claim of the answer; 0 if that is no number."""
     schedule: Schedule
 
 

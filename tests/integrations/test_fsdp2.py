@@ -100,7 +100,7 @@ def test_reductions_run_in_the_order_of_the_schedule(reports, case):
 
 @pytest.mark.ranks
 def test_torch_alone_gathers_otherwise(reports):
-    """What the cases above compare is not what happens anyway."""
+    """The cases above differ from each other, and from an untouched run."""
     seen = {case: tuple(map(tuple, reports[0][case]["seen"])) for case in (*CASES, "untouched")}
     assert len(set(seen.values())) == len(seen)
     assert happened(reports[0]["kept"]["seen"][1], "gather") == [], (

@@ -1,4 +1,4 @@
-"""What doesn't fit together is refused before anything is built."""
+"""Options that do not fit together are refused before anything is built."""
 
 import re
 from typing import Any

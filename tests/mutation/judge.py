@@ -34,7 +34,7 @@ _HEAVY = frozenset({"layered_presets", "debug_graphs", "debug_run"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known of a test without a fault."""
+    """The result of a test without a fault."""
 
     cpu_s: float
     lines: dict[str, frozenset[int]]
@@ -43,7 +43,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the tests say of a fault."""
+    """The verdict of the tests on a fault."""
 
     outcome: str
     """killed, timeout, survived, or uncovered: no test runs the function."""
@@ -67,7 +67,7 @@ class Judge:
     budget_s: float
     """Of processor time, for the tests of one fault."""
     notes: Path
-    """What is known of tests, kept for the next run."""
+    """Results of tests, kept for the next run."""
     left_out: frozenset[str] = frozenset()
     """Names of tests."""
     work: Callable[["Judge"], None]

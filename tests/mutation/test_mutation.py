@@ -125,7 +125,7 @@ def test_within():
 
 
 def test_a_test_that_runs_the_fault_notices_it(root: Path) -> None:
-    """What no test runs is uncovered, what changes no result survives."""
+    """Code that no test runs is uncovered; a fault that changes no result survives."""
     (root / "test_source.py").write_text(TESTS)
     (root / "judged.py").write_text(JUDGED)
     repository = Path(__file__).resolve().parents[2]

@@ -285,7 +285,7 @@ def test_the_schedule_follows_our_costs(both_ways: tuple[Made, ...]) -> None:
 
 
 def replaced_by_the_baseline() -> list[object]:
-    """What is different while torch's schedulers run."""
+    """Changed settings while torch's schedulers run."""
     owners = {
         "torch.utils._runtime_estimation": ("get_compute_time", "get_transfer_time"),
         "torch._inductor.comm_analysis": ("detect_interconnect",),

@@ -1,4 +1,4 @@
-"""What a SOURCE may be, and how its graphs are called."""
+"""Forms of SOURCE, and the names of its graphs."""
 
 import json
 from pathlib import Path

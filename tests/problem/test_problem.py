@@ -1,4 +1,4 @@
-"""What follows from a problem's nodes, and which problems are refused."""
+"""Properties of a problem's nodes, and refused problems."""
 
 import random
 from dataclasses import replace

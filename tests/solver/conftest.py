@@ -1,4 +1,4 @@
-"""What tests of the solver share: graphs of small presets with several layers, captured once."""
+"""Fixtures of the solver's tests: graphs of small presets with several layers, captured once."""
 
 import pytest
 

@@ -42,7 +42,7 @@ def gathers(*groups: str, apart: int = 1) -> Problem:
 
 
 def merged(problem: Problem, caps: Caps) -> list[list[int]]:
-    """What the greedy puts together under ``caps``, on all keys."""
+    """Return the buckets of the greedy under ``caps``, on all keys."""
     labels = group(
         Pricer(Instance.of(problem)),
         caps,

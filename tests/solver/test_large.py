@@ -98,7 +98,7 @@ def test_kernels_are_cut_for_a_cap_below_what_whole_ones_need() -> None:
 
 @pytest.fixture(scope="module")
 def digests() -> list[str]:
-    """What this process finds."""
+    """Return the digests of this process."""
     return digest_worker.digests()
 
 

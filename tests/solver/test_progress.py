@@ -1,4 +1,4 @@
-"""What the solver says while it works."""
+"""Progress reports of the solver."""
 
 import math
 import random

@@ -88,7 +88,7 @@ KNOWN = {
     8: (70, 70, 70, 70, 2560, 2, 2560, 2048, 11, 0),
     10: (237, 237, 237, 237, 121856, 6, 92672, 92672, 47, 0),
 }
-"""What each part has found for the problem of a seed."""
+"""The result of each part for the problem of a seed."""
 
 
 @pytest.mark.parametrize("seed", KNOWN)

@@ -66,7 +66,7 @@ def answer(
 def expected(
     debug_graphs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> list[tuple[Any, ...]]:
-    """What an undisturbed run in this process says."""
+    """Return the answers of an undisturbed run in this process."""
     return answer(
         LocalEngine(1), debug_graphs["backward"], tmp_path_factory.mktemp("expected"), seeds=3
     )
@@ -89,7 +89,7 @@ def test_workers_need_no_torch(
 def test_a_worker_of_the_pool_is_killed(
     debug_graphs: dict[str, Path], tmp_path: Path, expected: list[tuple[Any, ...]]
 ) -> None:
-    """What was in flight is asked again in a new pool."""
+    """Questions in flight are answered again in a new pool."""
     engine = LocalEngine(2)
     killed: list[int] = []
 

@@ -1,4 +1,4 @@
-"""What one more GiB, or less, buys a step of which parameters are kept."""
+"""The gain from one more GiB, or less, for a step with kept parameters."""
 
 import io
 import json

@@ -33,7 +33,7 @@ from tests.helpers.problems.random_schedules import random_schedule, schedule_wi
 
 
 def differences(captured, cost_model, group_ranks, num_schedules: int) -> list[str]:
-    """What round trips of random schedules differ in."""
+    """Return the differences of round trips of random schedules."""
     problem = build_problem(export_graph(captured, cost_model, group_ranks=group_ranks))
     schedules = [random_schedule(problem, seed) for seed in range(num_schedules)]
     assert any(schedule.buckets for schedule in schedules)

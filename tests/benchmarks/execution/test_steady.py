@@ -1,4 +1,4 @@
-"""What keeps times steady, on this very machine."""
+"""Settings that keep times steady, on this machine."""
 
 import ctypes
 import os

@@ -35,7 +35,7 @@ WORLD_SIZE = 2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """What the job left; one start of two processes."""
+    """Return the files of the job; one start of two processes."""
     folder = tmp_path_factory.mktemp("gloo")
     run_processes(WORKERS / "ranks/gloo_worker.py", folder, WORLD_SIZE, timeout_s=300)
     return folder

@@ -31,7 +31,7 @@ process of its own.
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory) -> dict[str, Found]:
-    """What each process of each job found."""
+    """Return the results of each process of each job."""
     folder = tmp_path_factory.mktemp("jobs")
     servers = {
         name: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

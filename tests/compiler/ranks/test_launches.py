@@ -1,4 +1,4 @@
-"""What a graph launches, in words that mean the same on every process rank of a group."""
+"""The launches of a graph, in words that are the same on every process rank of a group."""
 
 import torch
 from torch._subclasses import FakeTensorMode

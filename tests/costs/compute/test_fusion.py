@@ -156,7 +156,7 @@ def test_two_halves_of_one_value_are_one_read() -> None:
     ids=["itself and its transpose", "parts that overlap"],
 )
 def test_a_kernel_reads_no_more_of_a_value_than_there_is(both) -> None:
-    """What two views of one value share is read once."""
+    """Bytes that two views of one value share are read once."""
     graph = graph_of(lambda x: torch.exp(both(x)), matrix())
     shares = fused_shares(graph)
     written = torch.exp(both(matrix())).nbytes

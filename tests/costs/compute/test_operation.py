@@ -1,4 +1,4 @@
-"""What a node computes, in the words of a graph and in those of a profiler."""
+"""The operation of a node, in the words of a graph and in those of a profiler."""
 
 import pytest
 import torch

@@ -49,7 +49,7 @@ class Graphs(torch.autograd.Function):
 
 
 class Partitioned(nn.Module):
-    """What a compiler hands back: the parameters of a model as local shards, and its graphs."""
+    """The result of a compiler: the parameters of a model as local shards, and its graphs."""
 
     def __init__(self, built: BuiltModel, capture: Capture) -> None:
         super().__init__()

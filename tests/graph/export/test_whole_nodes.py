@@ -1,4 +1,4 @@
-"""What a node costs that holds several operators, on graphs that make_fx traced."""
+"""The cost of a node that holds several operators, on graphs that make_fx traced."""
 
 import pytest
 import torch

@@ -76,7 +76,7 @@ def layers(num_layers=2):
 
 
 class ResidualBlock(nn.Module):
-    """What a transformer block has beside attention."""
+    """The feed-forward part of a transformer block."""
 
     def __init__(self, width):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is trained, and how close captured and rewritten graphs must stay.
+"""Models to train, and the tolerance between captured and rewritten graphs.
 
 A reduction over two process ranks gives the same bits in any order. Over four, gloo's (like NCCL's)
 order of summation depends on where an element lies in the buffer, so a bucket may round

@@ -365,7 +365,7 @@ def test_the_baseline_has_the_buckets_of_the_plan() -> None:
 
 
 def parameters_of(plan: Plan) -> set[tuple[str, frozenset[str]]]:
-    """What each rule puts in one bucket, in whatever order."""
+    """Return the members of the bucket of each rule, in any order."""
     return {(str(rule.kind), frozenset(rule.match.split("|"))) for rule in plan.rules}
 
 

@@ -1,4 +1,4 @@
-"""What a page says about parameters that are kept from forward to backward."""
+"""The page of a run with parameters that are kept from forward to backward."""
 
 import json
 from dataclasses import replace

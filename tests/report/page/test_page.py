@@ -83,7 +83,7 @@ def test_the_tables_are_the_figures_of_the_run(page: str, debug_run: Path) -> No
 
 
 def test_the_data_are_the_timelines(page: str, solved: SolvedRun) -> None:
-    """What the page unpacks are the simulated times and bytes of both orders, exactly."""
+    """The page unpacks exactly the simulated times and bytes of both orders."""
     packed = re.search(r'<script type="text/plain" id="data">([^<]*)</script>', page)
     assert packed is not None
     data = json.loads(gzip.decompress(base64.b64decode(packed[1])))

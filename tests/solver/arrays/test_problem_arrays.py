@@ -1,4 +1,4 @@
-"""What follows from the arrays of a problem is what its definition says, also after a change."""
+"""Properties of the arrays of a problem equal their definitions, also after a change."""
 
 import random
 from dataclasses import replace

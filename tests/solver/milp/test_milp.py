@@ -196,7 +196,7 @@ def test_out_of_time_a_baseline_answers_with_the_milp_s_bound() -> None:
 def test_an_order_that_exact_figures_refuse_is_not_handed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a solver's tolerances let through is cut off, and the next best found."""
+    """A solution that only the solver's tolerances allow is cut off, and the next best found."""
     problem, caps = random_problem(random.Random(5), max_collectives=3, max_compute=3), Caps()
     first = solve_milp(problem, caps)
     monkeypatch.setattr(

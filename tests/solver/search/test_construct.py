@@ -101,7 +101,7 @@ def test_the_cap_on_prefetch_holds_for_the_last_node_too(cap: int, launched: int
 
 @pytest.mark.parametrize("seed", range(20))
 def test_bytes_by_blocks_are_bytes_node_by_node(seed: int) -> None:
-    """What is added over ranges, and the last node above a limit, as a plain array has them."""
+    """Sums over ranges, and the last node above a limit, equal those of a plain array."""
     rng = random.Random(seed)
     size = rng.choice((1, BLOCK - 1, BLOCK, 5 * BLOCK // 2, 4 * BLOCK))
     plain = np.array([rng.randint(0, 50) for _ in range(size)], dtype=np.int64)

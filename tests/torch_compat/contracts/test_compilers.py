@@ -1,4 +1,4 @@
-"""What the surfaces of torch.compile rely on in torch beyond its public functions."""
+"""Private functions of torch that the surfaces of torch.compile use."""
 
 import weakref
 

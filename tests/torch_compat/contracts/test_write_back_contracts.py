@@ -1,4 +1,4 @@
-"""What write-back relies on in torch beyond its public functions."""
+"""Private functions of torch that write-back uses."""
 
 import pytest
 import torch

@@ -20,7 +20,7 @@ from apsched.costs.measured_file import dump_costs
 from apsched.errors import InputError
 
 TIMES_US = (10.0, 40.0, 11.0)
-"""What each process rank measured; the second was disturbed."""
+"""The measurements of each process rank; the second was disturbed."""
 
 
 def found_by(rank: int) -> MeasuredCosts:
@@ -48,7 +48,7 @@ def found_by(rank: int) -> MeasuredCosts:
 
 
 def refused(rank: int) -> str:
-    """What a process rank hears where one of them runs on another device."""
+    """Return the error of a process rank if one of them runs on another device."""
     costs = found_by(rank)
     try:
         agreed(replace(costs, device="another") if rank == 1 else costs)
@@ -58,7 +58,7 @@ def refused(rank: int) -> str:
 
 
 def failed(rank: int) -> str:
-    """What a process rank hears where one of them cannot measure."""
+    """Return the error of a process rank if one of them cannot measure."""
 
     def measure(*args: object, **kwargs: object) -> None:
         if rank == 1:

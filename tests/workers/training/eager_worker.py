@@ -37,7 +37,7 @@ NUM_STEPS, SEQ_LEN, RATE = 3, 32, 0.5
 
 
 def nothing() -> None:
-    """What is done after a step where nobody asks for more."""
+    """The default action after a step: none."""
 
 
 def built_model(world_size: int) -> BuiltModel:
