@@ -1,2 +1,1 @@
-"""Measurements that one command repeats: ``python -m benchmarks.solver``. Not part of the wheel.
-"""
+"""Measurements that one command repeats: ``python -m benchmarks.solver``. Not part of the wheel."""
