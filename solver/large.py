@@ -129,7 +129,7 @@ class _Climb:
     enough_as_captured_ticks: int
     """Step time at which a search for buckets around the compute as captured stops."""
     moved: Front = field(default_factory=Front)
-    """What was found around other orders of the compute."""
+    """Schedules found around other orders of the compute."""
 
     @property
     def mover(self) -> ComputeMover | None:

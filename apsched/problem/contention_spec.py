@@ -37,6 +37,18 @@ class ContentionChoice:
     latency_slowdown: float = 1.0
     """Their latencies are longer by this factor then."""
 
+    def __str__(self) -> str:
+        """Return the text that ``parse_contention`` reads."""
+        factors = {
+            "compute": self.compute_slowdown if self.compute else None,
+            "transfers": self.transfer_slowdown if self.transfer_slowdown != 1 else None,
+            "latency": self.latency_slowdown if self.latency_slowdown != 1 else None,
+        }
+        stated = [f"{name}={factor!r}" for name, factor in factors.items() if factor is not None]
+        if self.compute and self.compute_slowdown is None:
+            stated.insert(0, "compute")
+        return ",".join(["links"] * self.links + stated) or "none"
+
 
 def contention_off(choice: ContentionChoice, cluster: Cluster) -> tuple[str, ...]:
     """Return a note where ``cluster`` states how much slower compute is beside collectives, and

@@ -1,4 +1,4 @@
-"""What a search has found: partitions under policies, and the front of step time against peak."""
+"""The results of a search: partitions under policies, and the front of step time against peak."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator

@@ -197,3 +197,10 @@ def test_solve_on_the_command_line_says_so_everywhere(tmp_path, capsys):
     )  # as captured nothing runs beside anything
     assert slower["bound_us"] >= free["bound_us"]
     assert slower["graph"]["contention"] == graph["contention"]
+
+
+@pytest.mark.parametrize(
+    "text", ["none", "links", "compute", "links,compute=1.2", "transfers=1.1,latency=3.0"]
+)
+def test_a_choice_is_written_as_it_is_read(text: str) -> None:
+    assert str(parse_contention(text)) == text
