@@ -4,6 +4,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -87,6 +88,23 @@ class MeshSpec:
     def data_parallel_size(self) -> int:
         """Number of process ranks that work on different tokens (``tp`` ranks share theirs)."""
         return self.replicate * self.fsdp
+
+    def axes_of(self, ranks: Sequence[int]) -> str:
+        """Return the axes whose process group of process rank 0 is ``ranks``, with slashes between
+        them; empty where none is.
+        """
+        groups = {
+            "replicate": (self.replicate, self.fsdp * self.tp),
+            "fsdp": (self.fsdp, self.tp),
+            "tp": (self.tp, 1),
+            "ep": (self.ep, 1),
+            "fsdp of experts": (self.fsdp // self.ep if self.ep > 1 else 1, self.ep),
+        }
+        return "/".join(
+            axis
+            for axis, (size, stride) in groups.items()
+            if size > 1 and tuple(ranks) == tuple(range(0, size * stride, stride))
+        )
 
     def __str__(self) -> str:
         """Return the text that :meth:`parse` reads."""

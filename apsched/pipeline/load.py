@@ -233,10 +233,25 @@ def _export_capture(
         slug=source.slug,
         cluster=cluster.name,
         graphs=beside_each_other(graphs, cluster),
-        notes=notes,
+        notes=(*_axes_of_groups(source, graphs), *notes),
         saved_bytes=capture.saved_bytes,
         rate=step_rate(request, capture.graphs, cluster.device),
     )
+
+
+def _axes_of_groups(source: OpenedSource, graphs: Sequence[LoadedGraph]) -> tuple[str, ...]:
+    """Return a note on the mesh axes of the process groups that the graphs use."""
+    if source.mesh is None:
+        return ()
+    ranks = {n: graph.group_ranks.get(n, ()) for graph in graphs for n in graph.problem.streams}
+    axes = {name: source.mesh.axes_of(known) for name, known in ranks.items()}
+    named = (
+        f"group {name} is mesh axis {axis} ({len(ranks[name])} process ranks)"
+        for name, axis in axes.items()
+        if axis
+    )
+    note = ", ".join(named)
+    return (note,) if note else ()
 
 
 def _contended(

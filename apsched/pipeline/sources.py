@@ -22,6 +22,7 @@ from apsched.names import graph_order, is_graph_name
 if TYPE_CHECKING:
     from apsched.capture.captured import Capture
     from apsched.capture.micro_batches import MicroBatchChoice
+    from apsched.models.mesh import MeshSpec
 
 DEFAULT_MESH = "fsdp=64"
 DEFAULT_SEQ_LEN = 8192
@@ -70,6 +71,8 @@ class OpenedSource:
     """The source in words that are the same on every machine: no directories."""
     slug: str
     """For names of files."""
+    mesh: "MeshSpec | None" = None
+    """Mesh that the source was captured on, where one is stated or assumed."""
     capture: "Capture | None" = None
     dags: tuple[nx.DiGraph, ...] = ()
 
@@ -160,7 +163,10 @@ def _open_preset(request: SourceRequest, stack: ExitStack) -> OpenedSource:
         micro_batches=_micro_batches(request),
     )
     return OpenedSource(
-        label=request.source, slug=f"{request.source}-{_slug(str(mesh))}", capture=capture
+        label=request.source,
+        slug=f"{request.source}-{_slug(str(mesh))}",
+        mesh=mesh,
+        capture=capture,
     )
 
 
@@ -186,6 +192,7 @@ def _open_transformers(request: SourceRequest, stack: ExitStack) -> OpenedSource
     return OpenedSource(
         label=built.name,
         slug=_slug(f"{name.removesuffix('.json')}-{mesh}"),
+        mesh=mesh,
         capture=capture_built(
             built,
             count_saved=bool(request.count_saved),
@@ -213,7 +220,10 @@ def _open_function(request: SourceRequest, stack: ExitStack) -> OpenedSource:
     ranks = {**capture.group_ranks, **dict(request.group_ranks)}
     name = request.source if mesh is None else f"{request.source}-{mesh}"
     return OpenedSource(
-        label=request.source, slug=_slug(name), capture=replace(capture, group_ranks=ranks)
+        label=request.source,
+        slug=_slug(name),
+        mesh=mesh,
+        capture=replace(capture, group_ranks=ranks),
     )
 
 

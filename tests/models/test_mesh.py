@@ -1,6 +1,7 @@
 """Meshes by name."""
 
 import re
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -115,3 +116,21 @@ def test_no_mesh_is_made_while_a_parameter_is_gathered(monkeypatch: pytest.Monke
         )
         monkeypatch.setattr(DeviceMesh, "__getitem__", refused)
         assert sharding.gather_local(torch.zeros(2, 4)).shape == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ranks", "axes"),
+    [
+        ("replicate=2,fsdp=8", range(8), "fsdp"),
+        ("replicate=2,fsdp=8", (0, 8), "replicate"),
+        ("replicate=2,fsdp=8", range(16), ""),
+        ("replicate=2,fsdp=4,tp=2", (0, 2, 4, 6), "fsdp"),
+        ("fsdp=4,tp=2", (0, 1), "tp"),
+        ("fsdp=8,ep=4", (0, 1, 2, 3), "ep"),
+        ("fsdp=8,ep=4", (0, 4), "fsdp of experts"),
+        ("fsdp=8,ep=8", range(8), "fsdp/ep"),
+        ("fsdp=8", (), ""),
+    ],
+)
+def test_a_group_is_named_by_its_axis(mesh: str, ranks: Sequence[int], axes: str) -> None:
+    assert MeshSpec.parse(mesh).axes_of(ranks) == axes

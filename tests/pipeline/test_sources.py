@@ -85,3 +85,15 @@ def test_two_micro_batches_are_solved_from_the_command_line(run: Run) -> None:
     assert graph["round_trip_exact"]
     assert graph["step_time_us"] <= graph["baselines"]["in_a_row"]["step_time_us"]
     assert "2 micro-batches: " in run("compare", *several, "--no-inductor").stdout
+
+
+def test_groups_of_a_mesh_are_named_by_their_axes() -> None:
+    request = SourceRequest(source="llama3-debug", mesh="replicate=2,fsdp=4", seq_len=32)
+    with loaded(request, CostChoice(), "backward", Progress(quiet=True)) as source:
+        (graph,) = source.graphs
+        axes = {(0, 1, 2, 3): "fsdp (4 process ranks)", (0, 4): "replicate (2 process ranks)"}
+        assert len(graph.problem.streams) == 2
+        assert source.notes[0] == ", ".join(
+            f"group {name} is mesh axis {axes[tuple(graph.group_ranks[name])]}"
+            for name in graph.problem.streams
+        )
