@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from apsched.errors import InputError
+from apsched.study.report.merge import compared
 from apsched.study.store import FILE, Store
 from apsched.study.worker import ALONG, BETTERED, SOLVED, Outcome, better_of
 from tests.conftest import Run
@@ -140,6 +141,13 @@ def test_compare(run: Run, two_studies: tuple[Path, Path]) -> None:
     assert len(found["pairs"]) == 2
     assert all(pair["gain"] == 0 and not pair["proven"] for pair in found["pairs"])
     assert (len(found["only_first"]), len(found["only_second"])) == (1, 1)
+
+
+def test_pairs_are_in_the_order_of_their_options(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 2)):
+        write_all(str(tmp_path / name), seed)
+    found = compared(Store(tmp_path / "a").points(), Store(tmp_path / "b").points())
+    assert [pair.one.described["k"] for pair in found.pairs] == list(range(NUM_POINTS))
 
 
 def test_merge_and_export(run: Run, two_studies: tuple[Path, Path], tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
 
 from apsched.atomic_files import digest
+from apsched.names import graph_order, is_graph_name
 from apsched.study.store import Point, Store
 
 
@@ -47,13 +50,15 @@ class Compared:
 
 def compared(one: Sequence[Point], other: Sequence[Point], ignored: Sequence[str] = ()) -> Compared:
     """Match points by their options, those in ``ignored`` left out, and their memory cap; graphs
-    and versions may differ.
+    and versions may differ. Pairs come by graph, then by options, then by ascending memory cap.
     """
     first = {_question(point, ignored): point for point in one}
     second = {_question(point, ignored): point for point in other}
     return Compared(
         pairs=tuple(
-            Pair(one=point, other=second[key]) for key, point in first.items() if key in second
+            Pair(one=point, other=second[key])
+            for key, point in sorted(first.items(), key=lambda item: _place(item[1]))
+            if key in second
         ),
         only_one=tuple(point for key, point in first.items() if key not in second),
         only_other=tuple(point for key, point in second.items() if key not in first),
@@ -85,6 +90,17 @@ def merge(sources: Sequence[Store], target: Store) -> int:
         for step_range in source.step_ranges():
             target.add_step_range(*step_range)
     return len(target.points())
+
+
+def _place(point: Point) -> tuple[Any, ...]:
+    """Return the place of a point among others: numbers by size, other options by their text."""
+    name, cap = point.graph.name, point.outcome.memory_cap_bytes
+    options = [
+        (0, value, "") if isinstance(value, int | float) else (1, 0, str(value))
+        for value in point.described.values()
+    ]
+    known = graph_order(name) if is_graph_name(name) else (0, 0)
+    return known, name, options, inf if cap is None else cap
 
 
 def _question(point: Point, ignored: Sequence[str]) -> str:
