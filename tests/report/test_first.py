@@ -16,7 +16,7 @@ from apsched.report.answer.account import account_table, memory_hint
 from apsched.report.answer.first import best_baseline, first_lines
 from apsched.report.summary import print_table
 from apsched.report.table import console
-from apsched.schedule.result import AS_CAPTURED
+from apsched.schedule.result import AS_CAPTURED, TradeOff
 from apsched.solver import solve
 from tests.helpers.problems.by_hand import ByHand, line
 
@@ -113,6 +113,19 @@ def test_a_large_launch_and_a_gap_are_worth_a_try(fits) -> None:
     assert "consider --bucket-cap" in text
     loose = replace(fits, answer=replace(fits.answer, bound_ticks=fits.answer.bound_ticks // 2))
     assert any("--budget may gain up to" in text for text in first_lines([loose], None))
+
+
+@pytest.mark.parametrize(("slower", "shown"), [(5, True), (50, False)])
+def test_the_knee_is_worth_a_try_where_it_is_not_much_slower(fits, slower, shown) -> None:
+    fast, peak = fits.best.step_time_ticks, fits.best.peak_memory_bytes
+    trade_offs = tuple(
+        TradeOff(peak_memory_bytes=share * peak // 100, step_time_ticks=ticks * fast // 100)
+        for share, ticks in ((40, 200), (50, 100 + slower), (100, 100))
+    )
+    found = replace(fits, answer=replace(fits.answer, trade_offs=trade_offs, fastest_ticks=fast))
+    assert found.answer.knee == trade_offs[1]
+    text = " ".join(line.strip() for line in first_lines([found], None))
+    assert (f"{slower}.00 % slower needs" in text) == shown
 
 
 def test_no_line_is_wider_than_80_columns(fits) -> None:

@@ -16,6 +16,8 @@ _SMALLEST_GAIN = 0.005
 """Smaller possible gains are not suggested."""
 _SLOWER, _LESS_MEMORY = 0.02, 0.1
 """A baseline is suggested that is at most so much slower and needs at least so much less memory."""
+_KNEE_SLOWER = 0.1
+"""The knee is suggested where it is at most so much slower."""
 
 
 def first_lines(results: Sequence[Result], rate: StepRate | None) -> tuple[str, ...]:
@@ -128,7 +130,11 @@ def _less_memory(result: Result) -> str:
         if score.peak_memory_bytes <= enough and score.step_time_ticks <= (1 + _SLOWER) * step
     ]
     name, knee = result.problem.name, result.answer.knee
-    if knee is not None and knee.peak_memory_bytes <= enough and knee.step_time_ticks > step:
+    if (
+        knee is not None
+        and knee.peak_memory_bytes <= enough
+        and step < knee.step_time_ticks <= (1 + _KNEE_SLOWER) * step
+    ):
         slower = 100 * (knee.step_time_ticks / step - 1)
         slack = math.ceil(1000 * (knee.step_time_ticks / result.answer.fastest_ticks - 1)) / 10
         return (
