@@ -246,8 +246,8 @@ def import_module(module_name: str, *, imported_for: str) -> object:
                 "run in its directory, or install its package beside apsched"
             ) from None
         raise InputError(
-            f"{imported_for}: importing {module_name} raised {_error_text(error)}; install what it"
-            " needs"
+            f"{imported_for}: importing {module_name} raised {_error_text(error)}; install its"
+            " requirements"
         ) from None
     except (Exception, SystemExit) as error:
         raise InputError(

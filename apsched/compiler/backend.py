@@ -87,7 +87,7 @@ class Backend:
         try:
             return dynamo_parameters(gm)
         except Exception as error:
-            kept_as_it_was(gm, error, self.settings, "what Dynamo found")
+            kept_as_it_was(gm, error, self.settings, "the names from Dynamo")
             return {}
 
     def _patches(self, names: Mapping[int, str]) -> dict[str, Any]:
@@ -96,8 +96,8 @@ class Backend:
         """
         for name, value in switched_on().items():
             logger.warning(
-                "Inductor's %s is off in what apsched compiles (it was %r): it would undo the"
-                " schedule",
+                "Inductor's %s is off in graphs that apsched compiles (it was %r): it would undo"
+                " the schedule",
                 name,
                 value,
             )

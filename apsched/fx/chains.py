@@ -150,7 +150,7 @@ def _refusal(graph: torch.fx.Graph, found: int, expected: int) -> str:
         behind[node] = own_sources.union(*(behind[source] for source in node.all_input_nodes))
         if found < expected and node in core and _meet(node, behind, core):
             return (
-                f"node {node.name}: {expectation}; what two of them compute meets here (a running"
+                f"node {node.name}: {expectation}; results of two of them meet here (a running"
                 " statistic, a state that one leaves to the next): take one micro-batch at a time"
             )
     return f"{expectation}; take one micro-batch at a time"

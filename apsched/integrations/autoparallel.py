@@ -44,15 +44,15 @@ _PRODUCTS = (
 _IGNORED = {
     "max_coll_distance": "a limit on work; `budget` of apsched's settings is one",
     "compute_overlap_multipler": (
-        "what hides what follows from costs; `cost_model` of apsched's settings changes those"
+        "costs decide which compute hides a collective; state them as `cost_model` of apsched's"
+        " settings"
     ),
     "max_memory_increase_gb": "the peak is exact; state it as `memory_cap` of apsched's settings",
     "max_memory_increase_ratio": (
         "the peak is exact; state it as `memory_cap` of apsched's settings"
     ),
     "max_off_bucket_gb": (
-        "what lies off the buckets counts like everything else in `memory_cap` of apsched's"
-        " settings"
+        "tensors outside of the buckets count in `memory_cap` of apsched's settings, as all others"
     ),
     "save_trace": "no trace is written; the graph module's meta['apsched_result'] has the timeline",
     "collective_estimator": (

@@ -357,7 +357,7 @@ def _from_directory(folder: Path) -> Iterable[Solved]:
     ]
     if not names:
         raise InputError(
-            f"{folder}: expected what `apsched solve -o` writes (forward.graph,"
+            f"{folder}: expected the files that `apsched solve -o` writes (forward.graph,"
             " forward.schedule.json, ...), found no schedule"
         )
     for name in names:

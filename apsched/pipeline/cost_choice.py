@@ -77,7 +77,7 @@ def other_device(read: ReadCosts) -> tuple[str, ...]:
         expected = f"a cluster of {device}"
     return (
         f"the costs were measured on {read.measured.device!r} for {expected}, but cluster"
-        f" {priced.name!r} prices what they lack: step times mix two devices; choose --cluster, or"
+        f" {priced.name!r} prices all other nodes: step times mix two devices; choose --cluster, or"
         " measure again",
     )
 

@@ -404,11 +404,11 @@ def _check_restriction(problem: Problem, c: Collective) -> None:
         )
     _require(
         restriction.group is None or c.may_share,
-        f"collective {name}: what stays alone is in no group",
+        f"collective {name}: a collective that stays alone is in no group",
     )
     _require(
         restriction.wait_slots is None or not c.may_share,
-        f"collective {name}: only what stays alone has a place for its wait",
+        f"collective {name}: only a collective that stays alone has a place for its wait",
     )
     _require(
         restriction.group is not None or not restriction.closed,

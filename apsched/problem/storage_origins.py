@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from apsched.problem.problem import Problem
 
 BUFFERS = "buffers of buckets"
-KEPT = "parameters and what else the caller keeps"
+KEPT = "parameters and other tensors of the caller"
 KEPT_ACROSS = "kept from forward to backward"
 """Gathered parameters that forward hands to backward, so that they are not gathered again."""
 

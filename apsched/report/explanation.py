@@ -44,7 +44,7 @@ def print_binding(out: Console, result: Result, relaxed: Sequence[Relaxed]) -> N
     if memory_text(result):
         out.print(f"  {memory_text(result)}", markup=False)
     right = ("step time ms", "gain")
-    table = plain_table("  one more of", *right, "proven", "what was changed", right=right)
+    table = plain_table("  one more of", *right, "proven", "change", right=right)
     for more in relaxed:
         table.add_row(f"  {_MORE[more.name]}", *_more_cells(result, more), more.change)
     out.print()

@@ -63,7 +63,7 @@ def run_clusters(args: argparse.Namespace, stdout: TextIO) -> None:
         print_json(stdout, default=DEFAULT_CLUSTER, clusters=shown)
         return
     figures = ("ranks a node", "memory", "Gb/s a rank")
-    table = plain_table("cluster", *figures, "what it is", right=figures)
+    table = plain_table("cluster", *figures, "description", right=figures)
     for name, cluster in clusters.items():
         table.add_row(
             name,

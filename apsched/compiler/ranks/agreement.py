@@ -263,7 +263,7 @@ class GraphAgreement:
         from_below = next((up["wrong"] for up in ups.values() if up["wrong"]), "")
         late = next(
             (
-                self._silence(silent, group, "what they found", _FINDINGS_BY)
+                self._silence(silent, group, "their findings", _FINDINGS_BY)
                 for group, rank in below
                 if rank in silent
             ),
@@ -332,8 +332,8 @@ class GraphAgreement:
         )
         more = f" (and {ranks_text(others[1:])} differ, too)" if others[1:] else ""
         return (
-            f"process rank {others[0]} would not launch what {ranks_text(usually)} would in group"
-            f" {group.name!r} of {ranks_text(group.ranks)}:"
+            f"process rank {others[0]} would launch other collectives than {ranks_text(usually)} in"
+            f" group {group.name!r} of {ranks_text(group.ranks)}:"
             f" {first_difference(deviating, usual_launches)}{more}. Nothing was launched. Run the"
             " same model, options, schedule files and versions on all"
         )

@@ -169,7 +169,7 @@ def _kept(
         logger.info("%s: answer taken from the cache (%s)", problem.name, address[:12])
         return answer
     logger.warning(
-        "%s: what the cache has (%s) is not used, and replaced: %s",
+        "%s: the cached answer (%s) is not used, and replaced: %s",
         problem.name,
         address[:12],
         wrong,
@@ -189,7 +189,7 @@ def _near(problem: Problem, caps: Caps, cache: Cache) -> Schedule | None:
     if best is None or verify(problem, best.schedule, caps):
         return None
     logger.info(
-        "%s: the search starts from what the cache has for other caps or options", problem.name
+        "%s: the search starts from the cached answer for other caps or options", problem.name
     )
     return best.schedule
 

@@ -216,7 +216,7 @@ def _hint(problems: Sequence[Problem], rule: Rule) -> str:
     if any(pattern.fullmatch(name) for name in names):
         return f"such names there are, but only of {' and '.join(kinds)}"
     if any(pattern.fullmatch(module) for name in names for module in _modules(name)):
-        return rf"it names a module; what lies inside matches '{rule.match}\..*'"
+        return rf"it names a module; collectives inside it match '{rule.match}\..*'"
     plain = re.sub(r"\\(.)", r"\1", rule.match)
     near = get_close_matches(plain, names, n=_NEAREST, cutoff=0.3) or names[:_NEAREST]
     return f"the nearest names are {', '.join(near)}"
@@ -316,7 +316,7 @@ def _prefetched(
     if matched and not starts:
         raise demanded.wrong(
             [i],
-            "no compute node needs what it matches, so that nothing can be launched ahead of it",
+            "no compute node needs the collectives that it matches, so none can be launched ahead",
         )
     return starts
 

@@ -153,7 +153,7 @@ class Rule:
             return found.expand(self.by)
         except (IndexError, re.error) as error:
             raise self._wrong(
-                f"by: {self.by!r} is no template for what match captures ({error})"
+                f"by: {self.by!r} is no template for the groups of match ({error})"
             ) from None
 
     def __str__(self) -> str:

@@ -90,7 +90,7 @@ def frontier_json(answers: Sequence[StepAnswer]) -> list[dict[str, Any]]:
 def print_frontier(answers: Sequence[StepAnswer], stream: TextIO) -> None:
     """Print memory and step time under each cap, with the kept parameters."""
     figures = ("memory cap", "peak memory", "step ms", "bound ms", "kept", "kept bytes")
-    table = plain_table(*figures, "what is kept", right=figures)
+    table = plain_table(*figures, "kept parameters", right=figures)
     for answer in answers:
         best = answer.best
         _, size, _, _, step, peak, _ = _cells(best)

@@ -27,8 +27,8 @@ def how_to_apply(run: SolvedRun) -> str:
     ]
     return (
         "\n".join(_block(graphs) for graphs in together)
-        + "<p>A schedule file fits exactly one graph, by its hash; on any other it is refused, with"
-        " what differs.</p>"
+        + "<p>A schedule file fits exactly one graph, by its hash; on any other it is refused, and"
+        " the message names the difference.</p>"
     )
 
 

@@ -73,7 +73,7 @@ def _frontier(keep: Mapping[str, Any]) -> str:
         )
         for one in found
     ]
-    head = ("memory cap" if along else "memory", *_HEAD, "what is kept")
+    head = ("memory cap" if along else "memory", *_HEAD, "kept parameters")
     made = table(head, rows, text=(len(head) - 1,))
     return f"<h3>Memory against step time</h3>\n<div class=wide>{made}</div>"
 

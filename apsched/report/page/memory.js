@@ -115,7 +115,7 @@ class Memory {
       ["module", this.text(this.order.steps.module[k])],
       ["alive", showBytes(this.live[k])],
       ["of it kept from forward to backward", this.graph.kept_across ? showBytes(this.keptAcross[k]) : ""],
-      ["", "click: what it is"],
+      ["", "click: details"],
     ], event);
   }
   // What is alive at step k: label -> number and bytes, the most bytes first.

@@ -247,7 +247,7 @@ def costs(result: Result) -> str:
     ranked = sorted(result.cost_shares.items(), key=lambda item: -item[1])
     rows = [(name, f"{100 * share:.1f} %", _SOURCES.get(name, "")) for name, share in ranked]
     found = table(
-        ("source", "share of the time of all nodes and transfers", "what it is"), rows, text=(2,)
+        ("source", "share of the time of all nodes and transfers", "meaning"), rows, text=(2,)
     )
     assumed = (
         f"<p>Sizes that depend on data: {escape(assumed_text(result.assumptions))}.</p>\n"

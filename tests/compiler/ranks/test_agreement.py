@@ -157,8 +157,8 @@ def test_another_order_is_an_error_on_every_process_rank(groups, odd):
         others = {0: "1 to 3", 1: "0, 2, 3", 2: "0, 1, 3", 3: "0 to 2"}[odd]
         assert (
             str(found[0])
-            == f"process rank {odd} would not launch what process ranks {others} would in group"
-            " 'dp' of process ranks 0 to 3: launch 2 is all_gather bfloat16 8 -> 32 bytes of"
+            == f"process rank {odd} would launch other collectives than process ranks {others} in"
+            " group 'dp' of process ranks 0 to 3: launch 2 is all_gather bfloat16 8 -> 32 bytes of"
             " layers.2.weight, there it is all_gather bfloat16 8 -> 32 bytes of"
             " layers.1.weight. Nothing was launched. Run the same model, options, schedule"
             " files and versions on all"
@@ -171,7 +171,7 @@ def test_more_than_one_that_differs_is_told():
     )
     all_say(
         found,
-        "process rank 2 would not launch what process ranks 0, 1 would",
+        "process rank 2 would launch other collectives than process ranks 0, 1 in",
         "(and process rank 3 differ, too)",
     )
 

@@ -123,8 +123,8 @@ def named(odd: int, size: int) -> str:
     }[size]
     whole = {2: "0, 1", 4: "0 to 3"}[size]
     return (
-        f"process rank {odd} would not launch what {others} would in group '0' of process ranks"
-        f" {whole}: "
+        f"process rank {odd} would launch other collectives than {others} in group '0' of process"
+        f" ranks {whole}: "
     )
 
 

@@ -142,7 +142,7 @@ def refused(*rules: Rule) -> str:
         (Rule(match=r"layer\.0\.w0", forbid=True), "the nearest names are layers.0.w0"),
         (
             Rule(match=r"layers\.0", forbid=True),
-            r"it names a module; what lies inside matches 'layers\.0\..*'",
+            r"it names a module; collectives inside it match 'layers\.0\..*'",
         ),
         (
             Rule(match=r".*", kind="all_reduce", forbid=True),
@@ -208,7 +208,7 @@ def test_a_rule_of_the_other_direction_is_passed_over() -> None:
         ),
         (
             (Rule(match=".*w0", group=True, by=r"\2"),),
-            r"by: '\\\\2' is no template for what match captures",
+            r"by: '\\\\2' is no template for the groups of match",
         ),
         (
             (Rule(match=".*w0", start=r"layers\.\1"),),
