@@ -179,7 +179,7 @@ def test_draws_and_counters_join_no_chains(between):
 @pytest.mark.parametrize("between", [RunningState(), nn.BatchNorm1d(WIDTH)])
 def test_a_state_that_one_leaves_to_the_next_is_refused_with_the_node(between):
     with pytest.raises(
-        InputError, match=r"node \w+: expected 2 micro-batches .* found 1 .* meets here"
+        InputError, match=r"node \w+: expected 2 micro-batches .* found 1 .* meet here"
     ):
         captured(between)
 
