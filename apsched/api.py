@@ -117,16 +117,16 @@ def optimize(
     caps, options
         All caps, and all options of the search, in one record each. A value that a record states
         and a keyword states again is an InputError. A memory cap of ``None`` is the device's
-        memory, as for the keyword, and compute moves as far as ``caps.max_compute_move`` says,
-        which is not at all in ``Caps()``.
+        memory, as for the keyword, and ``caps.max_compute_move`` limits the move of compute;
+        ``Caps()`` allows no move.
     cluster, cost_model
         Prices of nodes and collectives: a cluster by name or TOML file, or a model of the user's
         own; by default the cluster ``h100``, with the process groups that run here.
     memory_cap, memory_cap_bytes
         Two names for one thing: live bytes at any node. Text is read as by ``--memory-cap``:
         ``"none"``, ``"floor"``, ``"60GiB"``. ``None`` is the memory of the cost model's device,
-        less what it holds beside the graph with an optimizer of AdamW's size, and no
-        cap where the model is one of the user's own.
+        less the bytes that it holds beside the graph with an optimizer of AdamW's size; a model of
+        the user's own sets no cap.
     bucket_cap, max_topo_span, max_prefetch, in_flight_cap, max_compute_move
         As in :class:`apsched.Caps`; ``None`` is no limit. Sizes, with or without
         ``_bytes`` in the name, are bytes or texts (``"500MB"``). Compute moves only if that hides
@@ -137,7 +137,8 @@ def optimize(
         placeholders.
     bitwise
         Reduce gradients in the buckets and payload order of eager FSDP2, so that sums are the same
-        bit for bit. What that costs is ``apsched_result.bitwise``. Parameters must have names, too.
+        bit for bit. ``apsched_result.bitwise`` has the cost of that. Parameters must have names,
+        too.
     contention
         How streams slow each other, as for ``--contention`` (``"links,compute=1.2"``), or in
         full; off by default.
@@ -153,11 +154,11 @@ def optimize(
         As in :class:`apsched.SolveOptions`, where ``options`` does not state them.
     hints
         Symbol -> size, such as ``{"u0": 6144}``, of sizes that depend on data; ``None``: as torch
-        hints at them, else balanced, else 8192 (docs/compiler.md).
-        ``apsched_result.assumptions`` has all, and what rests on them.
+        hints at them, else balanced, else 8192 (docs/compiler.md). ``apsched_result.assumptions``
+        has all sizes, and the shares that rest on them.
     group_ranks
-        Process ranks of process groups by name, where they do not run here. The graph goes before:
-        a group of another size than its collectives say is priced by what they say.
+        Process ranks of process groups by name, where they do not run here. The graph has priority:
+        where its collectives state another size of a group, their size sets the price.
     on_error
         ``"fallback"``: an error is logged, and ``gm`` itself returned.
 
@@ -168,7 +169,7 @@ def optimize(
     InfeasibleError
         Where no schedule keeps the caps; the message has the least cap with a schedule.
     RoundTripError
-        Where the graph to be returned, exported and simulated again, is not what was claimed; the
+        Where the graph to be returned, exported and simulated again, differs from the claim; the
         message names the difference.
     """
     _stated_memory_cap(memory_cap, memory_cap_bytes)
@@ -215,13 +216,13 @@ def capture(
     activation_checkpoint: str = "none",
 ) -> tuple[nx.DiGraph, ...]:
     """Return the graphs of a training step of ``model``, forward and backward, priced for
-    ``cluster``: what :func:`apsched.solve` takes. Nothing is computed, and no GPU is needed.
+    ``cluster``: the input of :func:`apsched.solve`. Nothing is computed, and no GPU is needed.
 
     ``mesh`` (``"fsdp=64"``) shards the model **in place**, as ``apsched solve module:function
-    --mesh`` does, on a fake process group; without it the process group that runs, if any, is what
-    counts. The model may be on the ``meta`` device. ``activation_checkpoint`` is ``none``,
-    ``full``, ``selective`` or ``every-N``. ``InputError`` where the model cannot be traced, or has
-    no mesh of that form.
+    --mesh`` does, on a fake process group; without it the running process group applies, if there
+    is one. The model may be on the ``meta`` device. ``activation_checkpoint`` is ``none``,
+    ``full``, ``selective`` or ``every-N``. The function raises ``InputError`` where the model
+    cannot be traced, or has no mesh of that form.
     """
     with _captured(model, inputs, mesh, activation_checkpoint) as found:
         ranks = group_ranks_of(found)
@@ -342,7 +343,8 @@ def solve_step(
         of such.
     memory_cap
         Bytes of each graph, or a text as for ``--memory-cap``. By default the memory of the
-        cluster's device, less what it holds beside the graphs with ``optimizer`` and ``reserve``.
+        cluster's device, less the bytes that it holds beside the graphs with ``optimizer`` and
+        ``reserve``.
     caps, options, time_slack, budget, seed, second_group
         As for :func:`apsched.solve`; without ``caps`` compute moves by at most 200 places.
     plan

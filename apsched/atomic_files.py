@@ -16,7 +16,7 @@ from typing import Any
 from apsched.errors import InputError
 
 MOST_NAME_BYTES = 128
-"""Of a name that a file holds: with what apsched puts around it, file systems take it."""
+"""Most bytes of a name from a file: file systems accept it with the parts that apsched adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +104,8 @@ def stage_file(path: str | os.PathLike[str], data: bytes) -> StagedFile:
 
 
 def one_component(name: str, what: str) -> str:
-    """Return ``name``, which was read from a file and becomes part of a path; ``InputError``, with
-    ``what`` it names, if it is more than one component of a path, or cannot be one.
+    """Return ``name``, which comes from a file and becomes part of a path; ``InputError``, whose
+    message begins with ``what``, if it is more than one component of a path, or cannot be one.
     """
     fits = name not in ("", ".", "..") and name.isprintable() and not {"/", "\\"} & {*name}
     if not fits or len(name.encode()) > MOST_NAME_BYTES:
@@ -141,7 +141,7 @@ def _write_to_device(path: Path, data: bytes) -> None:
 
 
 def _permissions(path: Path) -> int:
-    """Return the mode of the file that is replaced, or what a newly opened file would get."""
+    """Return the mode of the file that is replaced, or the mode of a newly opened file."""
     with contextlib.suppress(OSError):
         return path.stat().st_mode & 0o777
     mask = os.umask(0)

@@ -1,9 +1,9 @@
 """Errors that apsched raises on purpose.
 
     ApschedError
-    ├── InputError (also ValueError)      what the user handed in is wrong          exit 2
+    ├── InputError (also ValueError)      an argument or file of the user is wrong  exit 2
     ├── InfeasibleError                   no schedule keeps the caps                exit 1
-    ├── RoundTripError                    a rewritten graph is not what was claimed exit 1
+    ├── RoundTripError                    a rewritten graph differs from its claim  exit 1
     ├── SelfCheckError                    an answer fails its check (a bug)         exit 1
     └── AgreementError                    process ranks of a job do not agree       exit 2
 
@@ -33,8 +33,8 @@ class RoundTripError(ApschedError):
 
 
 class SelfCheckError(ApschedError):
-    """The answer of the solver breaks a cap or its own figures, a bug of apsched; the message names
-    the graph and what differs.
+    """An answer of the solver breaks a cap or its own figures, a bug of apsched; the message names
+    the graph and the difference.
     """
 
 

@@ -1,8 +1,8 @@
 """Kinds of nodes, of collectives, where kernels may be cut, and sizes that are assumed: words that
 the graph, the problem and the solver share.
 
-Members are equal to their text, which is what files and messages show. What comes from outside is
-turned into a member where it is read.
+Members are equal to their text, which files and messages show. Text from outside becomes a member
+where it is read.
 """
 
 from dataclasses import dataclass
@@ -56,8 +56,8 @@ class KernelCut:
     nodes: tuple[int, ...]
     """Nodes of the kernel, in either piece, that then take longer."""
     extra_ticks: tuple[int, ...]
-    """By how much, one for each of them: what passes between the pieces is written and read, and
-    each piece has a floor.
+    """Extra time of each of these nodes, in ticks: a value that passes between the pieces is
+    written and read, and each piece has a floor.
     """
 
 

@@ -99,7 +99,7 @@ class Progress:
             self._line(text)
 
     def warning(self, text: str) -> None:
-        """Tell the user what may not be as meant."""
+        """Warn the user with ``text``."""
         if not self._quiet:
             self._line(f"warning: {text}")
 

@@ -79,7 +79,8 @@ def write_or_rescue(directory: Path, files: Mapping[str, bytes]) -> tuple[tuple[
     """Write ``files`` to ``directory``, else to a new temporary directory, so that no answer is
     lost.
 
-    Returns their paths (none where neither can be written), and what went wrong; empty for nothing.
+    Returns their paths (none where neither can be written), and the text of the error; empty
+    without one.
     """
     try:
         return write_files(directory, files), ""

@@ -8,7 +8,7 @@ bucket by number::
      "node": ..., "module": ...}, ...]}, ...], "steps": ["4 mm", "copy_in 0", "start 0", "9 mm_1",
      "wait 0", "copy_out 7 all_gather_into_tensor", ...]}
 
-A coalesced bucket has ``"form": "coalesced"`` before its members. The rank is what counts (names of
+A coalesced bucket has ``"form": "coalesced"`` before its members. Readers go by the rank (names of
 nodes may differ between process ranks of one job, see ``graph.identity``); the name is for people.
 """
 
@@ -347,7 +347,9 @@ def _is_rank(value: object) -> bool:
 
 
 def _difference(file: ScheduleFile, problem: Problem) -> str:
-    """Say what differs between the graph of ``file`` and ``problem``, the most telling first."""
+    """State the differences between the graph of ``file`` and ``problem``, the most telling
+    first.
+    """
     of_problem = {
         "name": problem.name,
         "num_nodes": problem.num_nodes,

@@ -1,5 +1,5 @@
-"""The options that a command was given, kept beside what it found: as flags of the same command,
-and of those that use its answer.
+"""The stated options of a command, kept beside its answer: as flags of the same command, and of the
+commands that use its answer.
 """
 
 import shlex

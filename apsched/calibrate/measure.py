@@ -64,8 +64,8 @@ def measure_compute(
     """Return the times of the compute nodes of ``graphs`` (each with its DAG) on ``device``, and of
     copies.
 
-    What ``known`` has for the same device stays. Operators run one by one, so with ``fused`` those
-    that a compiler makes one kernel of with others are left out: together they take less.
+    Times that ``known`` has for the same device stay. Operators run one by one, so ``fused`` leaves
+    out the operators that a compiler fuses with others: one kernel of them takes less time.
     """
     name = device_name(device)
     kept = dict(known.compute) if known is not None and known.device == name else {}
@@ -128,9 +128,9 @@ def _node_us(node: Node, device: torch.device) -> float:
 def _copies(device: torch.device) -> tuple[tuple[int, float], ...]:
     """Return the time of a copy for each size, made to rise with size.
 
-    Each copies another part of a pool, as copy-out does, views included: what a bucket holds came
-    from the network, or was computed long before, and no cache has it. The same bytes over and over
-    take a third of that on a CPU.
+    Each call copies another part of a pool, as copy-out does, views included: the content of a
+    bucket came from the network, or was computed long before, and no cache has it. Repeated copies
+    of the same bytes take a third of that time on a CPU.
     """
     pool = torch.ones(_POOL_BYTES, dtype=torch.uint8, device=device)
     points = []

@@ -42,8 +42,8 @@ _LARGEST_BYTES = 256 * 2**20
 def measure_collectives(
     dags: Sequence[nx.DiGraph], cluster: Cluster, device: torch.device
 ) -> tuple[tuple[Transfers, ...], Mapping[CollectiveKind, float]]:
-    """Return the transfers of every kind on every group that ``dags`` name, and on a CPU what
-    launching a bucket of each kind takes.
+    """Return the transfers of every kind on every group that ``dags`` name, and on a CPU the time
+    to launch a bucket of each kind.
 
     All process ranks of the job call this at once, with the same graphs, which determine the
     measurements and their order.
@@ -124,11 +124,11 @@ def _sizes(messages: Sequence[int], most: int, num_ranks: int) -> list[int]:
 def _transfer_us(
     kind: CollectiveKind, group_name: str, num_ranks: int, size_bytes: int, device: torch.device
 ) -> tuple[float, float]:
-    """Return the time of the transfer and that of the host to launch it, means over repeats without
-    the extremes.
+    """Return the time of the transfer and the time of the host to launch it, means over repeats
+    without the extremes.
 
-    Means, since a step adds them up: times of small messages have a long tail, and their median is
-    not what a hundred of them take.
+    They are means, since a step adds them up: times of small messages have a long tail, and a
+    hundred messages take more than a hundred medians.
     """
     start = _starter(kind, group_name, num_ranks, size_bytes, device)
     once = _once_on_gpu if device.type == "cuda" else _once_on_cpu

@@ -22,15 +22,15 @@ def measure_costs(
     known: MeasuredCosts | None = None,
     fused: bool = True,
 ) -> MeasuredCostModel:
-    """Return a cost model of what the nodes and collectives of ``gm`` take on this device and on
-    the process groups that run here.
+    """Return a cost model with the times of the nodes and collectives of ``gm`` on this device and
+    on the process groups that run here.
 
     Each distinct operation runs a few times with made-up values, each collective at several sizes.
-    Where a process group runs, every process rank must call this, with the graph that it has; all
-    get the same costs, the median, so that all solve the same problem. What cannot run here, and
-    groups that exist in name only, are priced by the formulas of ``cluster``. ``known`` costs of
-    the same device are not measured again; hand in the same on every process rank. With ``fused``,
-    what Inductor fuses keeps the formulas' price: operators run one by one here; ``fused=False`` is
+    Where a process group runs, every process rank must call this, with its own graph; all get the
+    same costs, the median, so that all solve the same problem. The formulas of ``cluster`` price
+    operations that cannot run here, and groups that exist in name only. ``known`` costs of the same
+    device are not measured again; hand in the same on every process rank. With ``fused``, operators
+    that Inductor fuses keep the formulas' price: operators run one by one here; ``fused=False`` is
     for jobs that run them so (eager, ``aot_eager``).
     """
     with job() as measuring_job:

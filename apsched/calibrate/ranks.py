@@ -76,8 +76,8 @@ def job() -> Iterator[Job]:
 
 
 def agreed(costs: MeasuredCosts) -> MeasuredCosts:
-    """Return the median of what all process ranks found; every one must call this, and gets the
-    same. Alone: ``costs``.
+    """Return the median of the costs of all process ranks; every process rank must call this, and
+    gets the same costs. A process rank without others gets ``costs``.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return costs

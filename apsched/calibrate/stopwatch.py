@@ -20,9 +20,7 @@ _SLOW_US = 200_000.0
 
 
 def duration_us(call: Callable[[], object], device: torch.device) -> float:
-    """Return the median over batches of what one ``call`` takes; it is called before, to warm
-    up.
-    """
+    """Return the median over batches of the time of one ``call``; calls before that warm up."""
     timed = _on_gpu_us if device.type == "cuda" else _on_cpu_us
     for _ in range(_WARM_UPS):
         once_us = timed(call, 1)

@@ -44,7 +44,7 @@ def sizes_of_profile(graphs: Iterable[torch.fx.Graph], traces: Sequence[Trace]) 
 
 
 def _has_values(node: torch.fx.Node) -> bool:
-    """Return whether all that a node takes has a value: what an assertion returns has none."""
+    """Return whether all arguments of a node have a value: the result of an assertion has none."""
     return all(source.op == "get_attr" or "val" in source.meta for source in node.all_input_nodes)
 
 

@@ -32,8 +32,8 @@ class SavedBytes:
     tagged: int
     """As captured."""
     untagged: int
-    """Had the partitioner decided alone, without tags on the gathers of parameters and what follows
-    them.
+    """Bytes if the partitioner decides alone, without tags on the gathers of parameters and the
+    nodes that follow them.
     """
 
 

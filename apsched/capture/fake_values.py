@@ -60,7 +60,7 @@ def propagate(
     Raises
     ------
     InputError
-        If a node cannot be run on what it is given.
+        If a node cannot be run on its arguments.
     """
     with quiet_fake_tensors(), mode, torch.no_grad():
         _Propagator(module, where).run(*inputs, enable_io_processing=False)
@@ -70,7 +70,7 @@ def with_missing_values(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return ``module`` with ``meta["val"]`` on every placeholder and call, a copy where some had
     none.
 
-    The value of a call is what it gives on the fake values of its arguments; None stands for a
+    The value of a call is its result on the fake values of its arguments; None stands for a
     placeholder that no node takes as a tensor, and for a value without a use.
 
     Raises

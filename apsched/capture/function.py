@@ -1,5 +1,5 @@
-"""Captures what a function of the user's returns: ``package.module:function`` -> (module, inputs)
--> graphs.
+"""Captures the result of a user's function: ``package.module:function`` -> (module, inputs) ->
+graphs.
 """
 
 import difflib

@@ -46,9 +46,9 @@ def capture_module(
     may be DTensors: the graph then takes their local shards. With ``reshard_after_forward`` the
     gathered parameters are gathered again in backward, but for ``kept_parameters``. ``passes`` run
     on the joint graph first (docs/passes.md). With ``count_saved`` the joint graph is also
-    partitioned without tags on gathers, and ``saved_bytes`` says what the tags change. A process
+    partitioned without tags on gathers, and ``saved_bytes`` shows the effect of the tags. A process
     group must run if the module uses one (:func:`apsched.capture.fake_world.world`).
-    ``num_micro_batches`` is how many the module must have, independent of each other
+    ``num_micro_batches`` is the required number of micro-batches that do not depend on each other
     (:mod:`apsched.fx.chains`); ``None``: any number.
 
     The forward graph has tags on the values that it saves. A module that runs such graphs is

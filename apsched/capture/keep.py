@@ -67,7 +67,7 @@ def keep(
 def kept_tensors(
     again: tuple[CapturedGraph, CapturedGraph], kept: tuple[CapturedGraph, CapturedGraph]
 ) -> dict[str, tuple[str, ...]]:
-    """Return graph -> nodes that hold what is kept in ``kept``, which :func:`keep` made of
+    """Return graph -> nodes that hold the kept tensors in ``kept``, which :func:`keep` made of
     ``again``: outputs of forward, inputs of backward.
     """
     names = [[set(passed_values(graph.module)) for graph in pair] for pair in (again, kept)]

@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         self.description = fill(self.description or "", _HELP_WIDTH)
         self.epilog = fill(self.epilog or "", _HELP_WIDTH)
         self.commands: dict[str, Parser] = {}
-        """Commands of this command, beside what it does itself: ``study compare``."""
+        """Commands of this command, in addition to its own action: ``study compare``."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as the command that the first word names, if there is one; unknown arguments are an
@@ -86,7 +86,7 @@ def add_verb(verbs: Any, name: str, text: str, run: Run) -> argparse.ArgumentPar
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add SOURCE, and what may be chosen about it."""
+    """Add SOURCE and its options."""
     parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
     add_groups(parser, "source")
     explain_meshes(parser)

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None, answer: TextIO) -> None:
-    """Run the command; what it printed has left the buffer when this returns."""
+    """Run the command; its output has left the buffer when this returns."""
     # takes time, in which an interrupt may come
     from apsched.cli.parser import build_parser, complete_for_shell
 

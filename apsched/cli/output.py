@@ -21,8 +21,8 @@ def write_one(
     stdout: TextIO,
     **more: Any,
 ) -> None:
-    """Write ``content`` to ``-o`` (else to ``name`` in the directory of the run), and print that:
-    ``what`` it is, and ``how`` to open it.
+    """Write ``content`` to ``-o`` (else to ``name`` in the directory of the run), and print its
+    path between ``what``, the name of the content, and ``how``, the way to open it.
 
     ``more`` is for ``--json``.
     """

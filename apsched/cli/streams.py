@@ -9,8 +9,8 @@ _HANDLER = "apsched"
 
 
 def make_encodable(stream: TextIO) -> None:
-    """Let ``stream`` replace what its encoding lacks (an ASCII terminal has no µ) in place of an
-    error.
+    """Let ``stream`` replace characters that its encoding lacks (an ASCII terminal has no µ) in
+    place of an error.
     """
     codecs.register_error(_HANDLER, _replaced)
     if (reconfigure := getattr(stream, "reconfigure", None)) is not None:

@@ -170,9 +170,9 @@ def backend(
         Compile with full Inductor, the order held by control dependencies; else graphs run node by
         node, as with ``aot_eager``.
     reshard_after_forward
-        ``True``: what gathers a parameter runs again in backward, ``False``: gathered parameters
-        are kept until then. ``None``: as the model says (activation checkpointing around the
-        gather), else they are kept.
+        ``True``: the nodes that gather a parameter run again in backward, ``False``: gathered
+        parameters are kept until then. ``None``: as the model says (activation checkpointing around
+        the gather), else they are kept.
     keep
         Parameters whose gathered tensors stay from forward to backward: ``"none"``, ``"all"``,
         ``"auto"`` (the fastest choice that fits, forward and backward solved as one step, on one

@@ -1,11 +1,11 @@
 """Inductor's cache of code in a job: cached code is used only if all process ranks found it, with
 the same launches.
 
-Inductor looks for code before any pass runs, and where it finds some none does. So what process
-ranks say to each other about a graph begins around that, not in the pass: one that found code says
-which order of launches was noted in it, one that did not says so from within the pass. Where all
-have the same the code is used; else those that found some throw it away, and compile like the
-others.
+Inductor looks for code before any pass runs, and runs no pass where it finds code. So the process
+ranks begin to compare a graph around that search, not in the pass: a process rank with code sends
+the order of launches that was noted in it, a process rank without code reports that from within the
+pass. Where all have the same order, the code is used; else the process ranks with code discard it,
+and compile like the others.
 """
 
 import json
@@ -39,7 +39,7 @@ class GraphInInductor:
 
     @contextmanager
     def passed(self) -> Iterator[GraphAgreement | None]:
-        """Around what the pass does with the graph: nothing was found, or it is not used."""
+        """Enclose the work of the pass on the graph: no code was found, or it is not used."""
         self._passed = True
         self._beating.close()  # who waits for others from now on says no longer that it works
         if self.agreement is not None and not self._compared:
@@ -76,8 +76,8 @@ class GraphInInductor:
             return code
 
     def _same_code(self, launched: dict[str, str] | None) -> bool:
-        """Return whether all found the same code; no, where they cannot say and errors only fall
-        back: what is compiled then is compared again.
+        """Return whether all found the same code; ``False`` where they cannot compare it and errors
+        only fall back: the code compiled then is compared again.
         """
         assert self.agreement is not None
         try:
@@ -112,7 +112,7 @@ def graph_in_inductor() -> GraphInInductor | None:
 
 def with_agreed_code(compile_graph: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
     """Return ``compile_graph(gm, inputs, ...)``, which looks into Inductor's cache, so that no
-    process rank uses what others have not.
+    process rank uses code that others lack.
     """
 
     def compiled(gm: Any, inputs: Any, **options: Any) -> Any:

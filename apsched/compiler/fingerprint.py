@@ -100,7 +100,7 @@ def _attributes(value: Any) -> list[str]:
 
 @cache
 def _versions() -> tuple[str, ...]:
-    """Return versions of what takes part, and a digest of apsched's own source."""
+    """Return the versions of torch, OR-Tools and Numba, and a digest of apsched's own source."""
     folder = Path(__file__).resolve().parents[1]
     hasher = hashlib.sha256()
     for top in (folder, folder / "solver", folder / "models"):  # the latter two may be links

@@ -59,9 +59,9 @@ class InductorPass(CustomGraphPass):
         """Return everything that the result depends on in addition to the graph, for the key of
         Inductor's caches; ``None`` turns them off.
 
-        Where process ranks compare what they will launch, one that found its code in a cache would
-        not answer the others: there they are off, unless the caller of Inductor handles that
-        (:mod:`apsched.compiler.code_cache`; ``apsched.backend`` does).
+        Where process ranks compare their launches, a process rank that found its code in a cache
+        would not answer the others: the caches are off there, unless the caller of Inductor handles
+        that (:mod:`apsched.compiler.code_cache`; ``apsched.backend`` does).
         """
         current = graph_in_inductor()
         if not (current.cached if current is not None else not self.settings.agreements):
@@ -102,7 +102,7 @@ class ParameterPass(CustomGraphPass):
                 node.meta = meta
 
     def uuid(self) -> str:
-        """Return what it does."""
+        """Return a digest of the settings of the pass."""
         kept = () if self.keep is None else (self.keep,)
         how = ("parameters", self.reshard_after_forward, *kept, *sorted(self.names.items()))
         return digest(map(repr, how))
@@ -114,11 +114,10 @@ def inductor_pass(**settings: Any) -> InductorPass:
         torch._inductor.config.post_grad_custom_post_pass = apsched.inductor_pass(cluster="h100",
         memory_cap="60GiB")
 
-    for callers of Inductor other than
-    ``torch.compile(backend=apsched.backend(inductor=True))``, which sets this up by itself. It is
-    called with forward, backward and inference graphs; the setting must still be there when
-    backward is compiled, which is at the first backward. ``settings`` are those of
-    :class:`apsched.compiler.settings.Settings`.
+    for callers of Inductor other than ``torch.compile(backend=apsched.backend(inductor=True))``,
+    which sets this up. It is called with forward, backward and inference graphs; the setting must
+    still be there when backward is compiled, which is at the first backward. ``settings`` are those
+    of :class:`apsched.compiler.settings.Settings`.
     """
     chosen = Settings.of(settings)
     chosen.check_traced_by_dynamo()

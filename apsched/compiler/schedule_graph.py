@@ -47,12 +47,12 @@ def schedule_graph(
     """Return ``gm`` scheduled; ``gm`` itself, the same object, where it has no collectives, or with
     ``on_error="fallback"`` on an error.
 
-    Placeholders need ``meta["val"]``; see :func:`apsched.capture.graph_module.capture_graph`
-    for the other arguments, which matter to memory (``kept_inputs``: placeholders that the caller
-    keeps alive) and plans (``parameter_names``: placeholder -> name, or a function that finds them
-    or writes them into the graph), and follow from the names and descriptors that AOTAutograd gives
-    placeholders where they are not given. What is returned runs in graph order, with ``held`` also
-    through full Inductor; its :class:`apsched.Result` is ``module.meta["apsched_result"]``.
+    Placeholders need ``meta["val"]``; see :func:`apsched.capture.graph_module.capture_graph` for
+    the other arguments, which matter to memory (``kept_inputs``: placeholders that the caller keeps
+    alive) and plans (``parameter_names``: placeholder -> name, or a function that finds them or
+    writes them into the graph), and follow from the names and descriptors that AOTAutograd gives
+    placeholders where they are not given. The returned module runs in graph order, with ``held``
+    also through full Inductor; its :class:`apsched.Result` is ``module.meta["apsched_result"]``.
     ``agreement`` is that of the process ranks on this graph, where it was opened already. One line
     is logged for each graph.
 
@@ -102,9 +102,9 @@ def prepare_joint(
     settings: Settings,
     prepare: Callable[[GraphAgreement | None], torch.fx.GraphModule],
 ) -> torch.fx.GraphModule:
-    """Return what ``prepare`` makes of ``joint`` before it is partitioned, given the agreement of
-    the process ranks on it; with
-    ``on_error="fallback"`` ``joint`` itself where that fails on any process rank.
+    """Return the graph that ``prepare`` makes of ``joint`` before it is partitioned, given the
+    agreement of the process ranks on it; with ``on_error="fallback"`` ``joint`` itself where that
+    fails on any process rank.
     """
     return all_or_none(
         lambda: agreement_of(joint, settings.deadline_s),

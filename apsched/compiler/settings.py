@@ -70,7 +70,7 @@ class Settings:
     """Prices of the user's own, in place of a cluster."""
     memory_cap: int | str | None = None
     """Live bytes at any node: also ``"none"``, ``"floor"``, ``"floor+2GiB"``. ``None``: the memory
-    of the device that costs stand for, less what it holds beside the graph.
+    of the device that costs stand for, less the bytes that it holds beside the graph.
     """
     optimizer: str = DEFAULT_OPTIMIZER
     """Whose state the device holds: ``adamw``, ``adamw-bf16``, ``sgd`` (with momentum), ``none``.
@@ -133,9 +133,9 @@ class Settings:
     progress: bool = False
     """Tell on stderr where the solver stands, on process rank 0."""
     deadline_s: float | None = DEFAULT_DEADLINE_S
-    """In a job of several processes one process rank solves for all, and before the first
-    collective all compare what they will launch; so long one waits for another that does nothing.
-    ``None``: without limit.
+    """Seconds that one process rank waits for another that does nothing; ``None``: without limit.
+    In a job of several processes one process rank solves for all, and all compare their launches
+    before the first collective.
     """
     cache: str | PathLike[str] | bool | None = None
     """Directory that keeps answers, which jobs may share; ``True``: the directory of ``apsched
@@ -148,9 +148,9 @@ class Settings:
     must belong to each graph.
     """
     start: str | PathLike[str] | Sequence[str | PathLike[str]] | bool | None = None
-    """Schedule files that the search for the same graph starts from, found under other caps; others
-    are not looked at. ``True``: what the cache got last for the same graph and costs, under other
-    caps or options, so that the answer depends on the cache.
+    """Schedule files, found under other caps, from which the search for the same graph starts;
+    files of other graphs are ignored. ``True``: the latest answer in the cache for the same graph
+    and costs, under other caps or options, so that the answer depends on the cache.
     """
 
     def __post_init__(self) -> None:

@@ -58,8 +58,8 @@ class MeasuredCosts:
     cluster: str
     """Name or file of the cluster whose formulas price the rest."""
     compute: Mapping[str, Price] = field(default_factory=dict)
-    """Operation (:mod:`apsched.costs.compute.operation`) -> price; of a start node, what launching
-    takes.
+    """Operation (:mod:`apsched.costs.compute.operation`) -> price; that of a start node is the
+    price of its launch.
     """
     transfers: tuple[Transfers, ...] = ()
     launch_us: Mapping[CollectiveKind, float] = field(default_factory=dict)
@@ -124,8 +124,7 @@ def rising(
     """Return the times that never fall with size and are nearest to ``points`` (weighted least
     squares, by pooling neighbours).
 
-    What is pooled keeps its weighted sum, so that as many messages as there were take as long as
-    they did.
+    A pool keeps its weighted sum, so that the same messages take the same time in all.
     """
     pools: list[tuple[float, float, int]] = []  # weighted sum, weight, number of points
     for (_, time_us), weight in zip(points, weights, strict=True):
@@ -140,8 +139,8 @@ def rising(
 
 
 def merged(parts: list[MeasuredCosts]) -> MeasuredCosts:
-    """Return the median of what several process ranks found, point by point; the same result in
-    whatever order they come.
+    """Return the median of the costs of several process ranks, point by point; the order of
+    ``parts`` does not change the result.
 
     Every process rank that merges the same parts gets the same costs, and so solves the same
     problem.
@@ -177,11 +176,11 @@ def completed(profiled: MeasuredCosts, measured: MeasuredCosts) -> MeasuredCosts
     """Return the costs of a profile of the job, and measured ones for everything that the profile
     does not have.
 
-    A profile knows what operations and messages take in their places: late process ranks, cold
-    caches, threads that sleep. It has seen no bucket: beyond its largest message, transfers are
-    those that were measured. Copies are measured. To launch a bucket takes no less than to launch a
-    message in the job, nor than it was measured to take: gloo's reduce-scatter copies its input
-    first.
+    A profile has the times of operations and messages in their places: with late process ranks,
+    cold caches, threads that sleep. It has no bucket: beyond its largest message, transfers have
+    their measured times. Copies are measured. The launch of a bucket takes at least the time of a
+    message's launch in the job, and at least its measured time: gloo's reduce-scatter copies its
+    input first.
     """
     by_shape = {(t.kind, t.num_ranks, t.num_nodes): t for t in measured.transfers}
     by_shape |= {
@@ -238,7 +237,7 @@ def _rows(transfers: Transfers) -> list[Measurement]:
 def _on_lines(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """Return ``points`` and, between two that lie far apart, some on the line between them.
 
-    Messages of a job are few and far apart, and what a transfer takes is a line, t = alpha + bytes
+    Messages of a job are few and far apart, and the time of a transfer is a line, t = alpha + bytes
     / beta; a table, whose points lie close together, is drawn on logarithmic axes, and would put a
     message between 4 KiB and 1 MiB up to a third too high.
     """

@@ -22,8 +22,8 @@ from apsched.torch_compat.graphs import process_group_names
 class MeasuredCostModel:
     """Follows :class:`apsched.costs.model.CostModel`.
 
-    ``fallback`` prices what ``costs`` lack, and collectives first where it has a table of them:
-    a table that the user hands in goes first.
+    ``fallback`` prices the nodes and collectives that ``costs`` lack. Where it has a table of
+    collectives, it prices those even before ``costs``: a table of the user has priority.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class MeasuredCostModel:
         return self._fallback.unpriced()
 
     def _price(self, node: torch.fx.Node) -> Price | None:
-        """Return the measured price of ``node``: of what it does, of any launch of its kind, or of
+        """Return the measured price of ``node``: of its operation, of any launch of its kind, or of
         a copy of its size.
         """
         if node.op != "call_function":

@@ -1,20 +1,20 @@
 """The protocol that every source of durations follows (design: costs).
 
 A model may also price coalesced launches, one launch of n transfers of S bytes in all, by a third
-method: ``coalesced_member_us(kind, group_name, group_size) -> float | None``, what each member adds
-on the group's stream, so that
+method: ``coalesced_member_us(kind, group_name, group_size) -> float | None``, the time that each
+member adds on the group's stream, so that
 
     t = collective_us(kind, group_name, group_size, S) + n * coalesced_member_us(kind, group_name,
     group_size)
 
-NCCL launches what is called between ncclGroupStart and ncclGroupEnd as one kernel, and chooses
-algorithm and protocol for operations within a factor of four in size by the sum of their bytes
-(src/enqueue.cc, ncclPrepareTasks); what is left is a term for each of them. Where the method is
-missing, or returns ``None``, buckets are flat.
+NCCL launches the calls between ncclGroupStart and ncclGroupEnd as one kernel, and chooses algorithm
+and protocol for operations within a factor of four in size by the sum of their bytes
+(src/enqueue.cc, ncclPrepareTasks); one term for each of them remains. Where the method is missing,
+or returns ``None``, buckets are flat.
 
-A model that knows kernels of several nodes may say what it costs to cut them, by a fourth method:
-``cut_us(graph)`` returns for each node before which a kernel may be cut what the nodes of that
-kernel then take, in microseconds. In a graph that a schedule cut, such nodes carry a mark
+A model that knows kernels of several nodes may price cuts of them, by a fourth method:
+``cut_us(graph)`` returns for each node before which a kernel may be cut the times of the nodes of
+that kernel after the cut, in microseconds. In a graph that a schedule cut, such nodes carry a mark
 (``apsched.costs.compute.fusion.PIECE``), and ``compute_us`` returns the same. Where the method is
 missing, kernels stay whole.
 """

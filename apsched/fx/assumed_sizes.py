@@ -39,8 +39,8 @@ def _numbers(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _routed(graph: torch.fx.Graph) -> Iterator[tuple[list[Any], list[Any]]]:
-    """Yield sums that are equal: what an all-to-all sends, by its splits, is its input; what it
-    receives is as much where routing is balanced.
+    """Yield sums that are equal: the splits that an all-to-all sends add up to its input; the
+    splits that it receives add up to as much where routing is balanced.
     """
     for node in graph.nodes:
         if collective_kind(node) != CollectiveKind.ALL_TO_ALL:

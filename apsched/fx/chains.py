@@ -1,12 +1,12 @@
 """Chains of a joint graph: micro-batches that do not depend on each other.
 
-A chain is found from what depends on what. Inputs of the graph that are neither parameters nor
-buffers are its *sources*; what depends on no source (gathered parameters, masks) is shared. Nodes
-that lead to a matrix product or attention are the *core* of a graph: the sum of the losses, the sum
-of the gradients of a parameter and its reduction are not among them. Core nodes that depend on a
-source, joined where one takes the result of the other, fall into parts: the chains. A tensor that
-micro-batches share joins nothing, and neither do its slices. What is outside of the core is of the
-chain that it depends on, where that is one, and shared otherwise.
+The dependencies of nodes determine the chains. Inputs of the graph that are neither parameters nor
+buffers are its *sources*; nodes that depend on no source (gathered parameters, masks) are shared.
+Nodes that lead to a matrix product or attention are the *core* of a graph: the sum of the losses,
+the sum of the gradients of a parameter and its reduction are not among them. Core nodes that depend
+on a source, joined where one takes the result of the other, fall into parts: the chains. A tensor
+that micro-batches share joins nothing, and neither do its slices. A node outside of the core
+belongs to the chain that it depends on, where that is one, and is shared otherwise.
 
 The tags are set before the partition: saved tensors carry them into backward.
 """
@@ -33,7 +33,8 @@ _PRIMALS = "primals"
 def mark_chains(expected: int | None = None) -> Pass:
     """Return the pass that tags each node of a joint graph with its chain, where there are several.
 
-    InputError, which names a node, where ``expected`` chains are not what the graph has.
+    The pass raises InputError, which names a node, where the graph does not have ``expected``
+    chains.
     """
 
     def run(module: GraphModule) -> GraphModule:

@@ -165,9 +165,9 @@ def group_sizes(
 ) -> dict[str, int]:
     """Return the number of process ranks of each group that the collectives among ``nodes`` use.
 
-    Sought in the arguments of any of them, in ``group_ranks``, and among the process groups that
-    torch knows by name, in this order: what a graph says is what it computes. Groups of
-    communication that is not known may be missing.
+    The sources are the arguments of any of them, ``group_ranks``, and the process groups that torch
+    knows by name, in this order: a graph computes with the size that it states. Groups of unknown
+    communication may be missing.
     """
     sizes: dict[str, int] = {}
     unknown: dict[str, torch.fx.Node] = {}

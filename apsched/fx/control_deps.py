@@ -1,9 +1,10 @@
-"""Control dependencies that a scheduler put into a graph: they hold the order that it chose, so who
-schedules the graph again takes them away.
+"""Control dependencies that a scheduler put into a graph: they hold the order that it chose, so a
+new schedule of the graph starts without them.
 
 torch wraps the call that is to come behind others into ``control_deps`` with a graph of that one
-call (torch/_inductor/fx_passes/control_dependencies.py, preserve_node_ordering). What such a call
-takes and does is kept in any legal order; its place behind others was the choice of a scheduler.
+call (torch/_inductor/fx_passes/control_dependencies.py, preserve_node_ordering). Any legal order
+keeps the arguments and effects of such a call; its place behind others was the choice of a
+scheduler.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Copies of graph modules: a pass changes a copy, never what it was given."""
+"""Copies of graph modules: a pass changes a copy, never its argument."""
 
 import torch
 from torch.fx import GraphModule, Node
@@ -44,9 +44,9 @@ def finished(module: GraphModule) -> GraphModule:
     """Return ``module`` after its graph was changed: without unused nodes, and
     compiled.
 
-    torch's own ``eliminate_dead_code`` keeps every wait, since it has a side effect; here a wait
-    without a use of its result goes, with its collective. What writes into a tensor, draws, or has
-    another effect stays.
+    torch's own ``eliminate_dead_code`` keeps every wait, since it has a side effect; this function
+    removes a wait without a use of its result, with its collective. A call that writes into a
+    tensor, draws, or has another effect stays.
     """
     for node in reversed(list(module.graph.nodes)):
         if node.op == "call_function" and not node.users and not _has_effect(node):

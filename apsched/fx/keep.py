@@ -4,10 +4,10 @@ Where a parameter is gathered again, backward takes its shard and repeats the ch
 
     shard -> cast -> all_gather -> wait -> view, cast, transpose -> compute
 
-that forward has run. Where it is kept, forward hands over what the chain makes, and backward takes
-that. Both chains are found by what they compute, not by names of nodes: a backward node is *made
-again* where a forward node calls the same operator on the same arguments, all the way from one
-shard.
+that forward has run. Where it is kept, forward hands over the result of the chain, and backward
+takes that. Both chains are found by their computation, not by names of nodes: a backward node is
+*made again* where a forward node calls the same operator on the same arguments, all the way from
+one shard.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -53,8 +53,8 @@ def gathered_again(forward: GraphModule, backward: GraphModule) -> dict[str, Gat
     """Return placeholder of forward -> how its tensor is gathered again in backward, in the order
     of the placeholders of forward.
 
-    Handed over is what compute of backward reads: the least bytes of what stands just before it (a
-    cast or transposed copy) and of what the gathers return.
+    Forward hands over values for compute of backward: those just before it (a cast or transposed
+    copy) or those that the gathers return, whichever have fewer bytes.
     """
     shards = _passed_shards(forward.graph, backward.graph)
     chains: dict[Node, dict[Node, Node]] = {passed: {} for passed in shards}

@@ -15,7 +15,9 @@ _DIRECTIONS = ("forward", "backward")
 
 
 def check_graph(dag: nx.DiGraph) -> None:
-    """Raise InputError, naming the node, where ``dag`` breaks what the rest relies on."""
+    """Raise InputError, naming the node, where ``dag`` breaks a condition that other modules rely
+    on.
+    """
     records = _records(dag)
     storages = dag.graph.get("storages")
     curves = dag.graph.get("curves")

@@ -159,9 +159,9 @@ def _parse(data: bytes) -> Any:
 
 
 def _upgraded(content: Any, version: int) -> Any:
-    """Return ``content`` with what versions 2 (the bytes that a bucket casts while it copies in), 3
-    (places of gradients), 4 (kernels of several nodes), 5 (operations, sources of transfers), 6
-    (transfers launched together) and 7 (cuts of kernels) added.
+    """Return ``content`` with the fields of versions 2 (the bytes that a bucket casts while it
+    copies in), 3 (places of gradients), 4 (kernels of several nodes), 5 (operations, sources of
+    transfers), 6 (transfers launched together) and 7 (cuts of kernels) added.
     """
     if version < VERSION and isinstance(content.get("graph"), dict):
         content["graph"].setdefault("cuts", [])

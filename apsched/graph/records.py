@@ -85,7 +85,7 @@ class CollectiveRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """One FX node: what it costs, what it touches, where it comes from."""
+    """One FX node: its costs, its storages, its origin."""
 
     name: str
     rank: int
@@ -123,8 +123,8 @@ class NodeRecord:
     ``wait``, ``buffer`` or ``view``.
     """
     signature: str
-    """Digest of what it computes: target, structure of its arguments, shapes, dtypes and group
-    size; equal on all process ranks.
+    """Digest of its computation: target, structure of its arguments, shapes, dtypes and group size;
+    equal on all process ranks.
     """
     collective: CollectiveRecord | None
     kernel: int = -1
@@ -151,8 +151,8 @@ def launch_curve_name(kind: str, group: str) -> str:
 
 
 def coalesced_curve_name(kind: str, group: str) -> str:
-    """Return the name of the curve of what each member adds to a coalesced launch of ``kind`` on
-    ``group``; it is flat.
+    """Return the name of the curve of the time that each member adds to a coalesced launch of
+    ``kind`` on ``group``; it is flat.
     """
     return f"coalesced:{kind}:{group}"
 

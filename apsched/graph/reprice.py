@@ -1,5 +1,5 @@
-"""A graph under measured costs: what they have gets their price, the rest keeps its own. No torch
-here.
+"""A graph under measured costs: nodes and transfers with measured costs get those, the rest keeps
+its own prices. No torch here.
 """
 
 from dataclasses import replace

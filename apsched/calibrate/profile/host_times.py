@@ -3,9 +3,9 @@ groups' streams.
 
 Every moment between the first and the last node of a graph has one owner: an operator owns the time
 from the end of the one before it to its own end (python and views on the way included), a start
-owns what passes until its transfer begins or the host goes on, a transfer owns what passes until
-the host gets on after its wait, if the host stalled for it. So the costs of one step, put back
-into the machine
+owns the time until its transfer begins or the host continues, a transfer owns the time until the
+host continues after its wait, if the host stalled for it. So the costs of one step, put back into
+the machine
 
     t_k = max(t_{k-1}, end of the transfers waited for) + d_k
 

@@ -42,8 +42,8 @@ class Matched:
     pairs: tuple[Pair, ...]
     """In the order of execution."""
     unmatched: tuple[int, ...]
-    """Operators outside of all others that no node matches, and that call none that one does; not
-    those that do what views do.
+    """Operators that match no node, call no operator that matches one, and stand outside of all
+    others like them; operators that views run are not among them.
     """
 
 

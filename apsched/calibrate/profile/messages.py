@@ -95,8 +95,8 @@ def gloo_transfers(trace: Trace, ops: Iterable[int]) -> dict[int, Work]:
     """Return for each operator among ``ops`` that starts a collective the transfer of gloo that it
     caused.
 
-    gloo works off what it is given in order, so the transfer is the first with the same input that
-    no earlier operator caused; the message of a transfer is the input that its annotation shows.
+    gloo runs its operators in order, so the transfer is the first one with the same input that no
+    earlier operator caused; the message of a transfer is the input that its annotation shows.
     """
     waiting: dict[int, list[Work]] = {}
     for work in reversed(trace.gloo):

@@ -1,9 +1,9 @@
-"""Traces of a job and its graphs -> measured costs, and what could not be matched with its share of
-time. No torch here.
+"""Traces of a job and its graphs -> measured costs, and the operators without a match, with their
+share of time. No torch here.
 
 A cost is the mean over the steps whose time lies in the middle half: a sum of means is the mean of
-the sum, so the costs of a step add up to what a step takes, while a step that something else
-disturbed counts for nothing. Steps of all process ranks count alike.
+the sum, so the costs of a step add up to the time of a step, while a disturbed step does not count.
+Steps of all process ranks count alike.
 """
 
 from collections import Counter
@@ -70,9 +70,9 @@ class Profile:
     in the graphs.
     """
     late_share: float | None
-    """Of the time of transfers, what waits for process ranks that come late: what one took longer
-    than the one of its group that came last. ``None`` where there are not as many steps of several
-    process ranks.
+    """Share of the time of transfers that waits for late process ranks: the time of a transfer
+    beyond that of the last process rank of its group. ``None`` where there are not as many steps of
+    several process ranks.
     """
 
 

@@ -1,4 +1,4 @@
-"""Reads what ``torch.profiler`` exports (Kineto's Chrome trace, plain or gzipped): operators,
+"""Reads the export of ``torch.profiler`` (Kineto's Chrome trace, plain or gzipped): operators,
 kernels, collectives, steps. No torch here.
 
 Operators (``cat`` ``cpu_op``) carry their inputs where ``record_shapes`` was on; kernels name the
@@ -108,8 +108,8 @@ class Trace:
 
 
 def load_trace(path: str | Path) -> Trace:
-    """Return the trace in ``path``; ``InputError`` where it is none, or lacks what matching
-    needs.
+    """Return the trace in ``path``; ``InputError`` where it is no trace, or lacks data that
+    matching needs.
     """
     path = Path(path)
     content = read_chrome_trace(path)

@@ -39,7 +39,7 @@ class MissingSubgraph(torch.nn.Module):
     """
 
     def forward(self, *inputs: Any) -> Any:
-        """Refuse: what it computes is not in the file."""
+        """Refuse: the file does not hold the subgraph."""
         raise RuntimeError(
             "the file does not hold the subgraph that this operator calls, as torch writes only its"
             " name"

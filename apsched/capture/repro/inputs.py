@@ -95,7 +95,7 @@ def read_inputs(source: ReproSource, mode: FakeTensorMode) -> tuple[ReproInput, 
 
 
 class _Reader:
-    """Does what torch's ``InputReader`` (torch/_dynamo/debug_utils.py) does, on fake tensors."""
+    """Follows torch's ``InputReader`` (torch/_dynamo/debug_utils.py), on fake tensors."""
 
     def __init__(self, source: ReproSource, mode: FakeTensorMode) -> None:
         self.inputs: list[ReproInput] = []

@@ -1,12 +1,13 @@
 """Reads a graph that torch printed into a trace (``aot_forward_graph``), where no
-``fx_graph_runnable`` was written: what a backend other than Inductor leaves.
+``fx_graph_runnable`` was written: backends other than Inductor leave only this graph.
 
     class GraphModule(torch.nn.Module):
         def forward(self, primals_1: "f32[8, 64][64, 1]cpu", primals_2, primals_3: "Sym(s7)"):
             mm: "f32[8, 8][8, 1]cpu" = torch.ops.aten.mm.default(...)
 
-The annotations say type, shape, strides and device of each input. From them the functions that a
-runnable file has are made, so that all else is read as there. Bodies of subgraphs stand below.
+The annotations have type, shape, strides and device of each input. This module makes from them the
+functions of a runnable file, so that the rest is read as in such a file. Bodies of subgraphs stand
+below.
 """
 
 import ast

@@ -53,8 +53,8 @@ def read_repro(
     Raises
     ------
     InputError
-        If it is no such file, or holds what cannot be read; the message names the file, the line
-        and what to do.
+        If it is no such file, or holds content that cannot be read; the message names the file, the
+        line and the remedy.
     """
     path = Path(path)
     for name in imports:

@@ -1,4 +1,4 @@
-"""``apsched cache``: what the cache of answers holds, and how to empty it."""
+"""``apsched cache``: lists or clears the cache of answers."""
 
 import argparse
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""``apsched explain``: what the step time rests on and what one more would buy; or why no schedule
-fits.
+"""``apsched explain``: the causes of the step time and the gain from one more of each thing; or the
+reason why no schedule fits.
 """
 
 import argparse
@@ -116,7 +116,7 @@ def _relaxed(
     request: "SolveRequest",
     progress: "Progress",
 ) -> "tuple[Relaxed, ...]":
-    """Return what one more of each thing buys ``graph``, whose answer is ``result``."""
+    """Return the gain of ``graph``, whose answer is ``result``, from one more of each thing."""
     from apsched.pipeline.cost_choice import cluster_named
     from apsched.problem.faster_network import faster_network
     from apsched.what_if.one_more import relaxed

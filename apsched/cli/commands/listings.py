@@ -1,4 +1,4 @@
-"""``apsched models`` and ``apsched clusters``: what can be named."""
+"""``apsched models`` and ``apsched clusters``: the known names."""
 
 import argparse
 from dataclasses import asdict

@@ -155,7 +155,9 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
 def _keep_json(
     graphs: "Sequence[LoadedGraph]", step: "StepAnswer", along: "Sequence[StepAnswer]"
 ) -> dict[str, Any]:
-    """Return what is kept from forward to backward, and the answers along memory caps, if any."""
+    """Return the parameters and tensors kept from forward to backward, and the answers along memory
+    caps, if any.
+    """
     from apsched.report.answer.whole_step import frontier_json, keep_json
     from apsched.whole_step.pair import kept_tensors
 
@@ -164,7 +166,9 @@ def _keep_json(
 
 
 def _print_step(step: "StepAnswer | None", along: "Sequence[StepAnswer]", stdout: TextIO) -> None:
-    """Print what is kept from forward to backward, and the answers along memory caps, if any."""
+    """Print the parameters kept from forward to backward, and the answers along memory caps, if
+    any.
+    """
     from apsched.report.answer.whole_step import print_frontier, print_kept
 
     if step is not None:
@@ -174,7 +178,7 @@ def _print_step(step: "StepAnswer | None", along: "Sequence[StepAnswer]", stdout
 
 
 def _raise_lost(lost: "list[ApschedError]", unwritten: str) -> None:
-    """Raise what went wrong after the solve, if anything, as one error."""
+    """Raise the errors after the solve, if any, as one error."""
     from apsched.errors import ApschedError, RoundTripError
 
     if lost or unwritten:

@@ -85,7 +85,9 @@ class GraphAgreement:
         self.job = job
         self.groups = _groups(job, groups)
         self.launched: dict[str, str] = {}
-        """Group name -> digest of what this process rank launches there, once that was compared."""
+        """Group name -> digest of the launches of this process rank there, after their
+        comparison.
+        """
         self._num_answers = 0
         self._left = False
 
@@ -181,11 +183,11 @@ class GraphAgreement:
     # the check
 
     def same_code(self, launched: Mapping[str, str] | None) -> bool:
-        """Return whether all process ranks found code for this graph in a cache, which launches the
-        same in every group.
+        """Return whether all process ranks found code for this graph in a cache, and their code has
+        the same launches in every group.
 
-        ``launched`` is group name -> digest of what the code found here launches, ``None`` where
-        none was found. Where the answer is no, none may use what was found.
+        ``launched`` is group name -> digest of the launches of the code found here, ``None`` where
+        none was found. Where the answer is no, no process rank may use its code.
         """
         found = self._verdict(
             _CODE,

@@ -40,8 +40,8 @@ class Sources:
     start: Schedule | None = None
     """The start of the solver: part of the address of an answer, too."""
     near: bool = False
-    """Start from what the cache has of the same problem under other caps or options, where it has
-    nothing better to start from.
+    """Start from the cached answer to the same problem under other caps or options, where ``start``
+    is ``None``.
     """
 
 
@@ -145,9 +145,9 @@ def _kept(
     """Return the answer that the cache has under ``address``; ``None`` where there is none, or it
     is not right.
 
-    A schedule is verified. What cannot be, bounds and that nothing fits, is believed only where
-    this user alone may write to the cache; where the schedule with the least memory fits, that
-    nothing does is false.
+    A schedule is verified. Bounds, and claims that nothing fits, cannot be verified: they are
+    believed only where this user alone may write to the cache. A claim that nothing fits is false
+    where the schedule with the least memory fits.
     """
     kept = cache.read(address)
     if kept is None:

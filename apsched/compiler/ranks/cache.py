@@ -1,11 +1,11 @@
-"""Answers kept in a directory that many jobs may share: one file an answer, named by what it
-depends on.
+"""Answers kept in a directory that many jobs may share: one file for each answer, named by a digest
+of its inputs.
 
     apsched-answer 1 <sha256 of the rest> <bytes of the rest>\n<rest>
 
-A file appears whole or not at all, and is read only where its checksum holds. Nothing that goes
-wrong with the directory stops a job: it is logged, and the answer is solved. The files used least
-recently go first where there are more bytes than the limit.
+A file appears whole or not at all, and is read only where its checksum holds. An error of the
+directory stops no job: the job logs it, and solves the graph. Where the bytes exceed the limit, the
+least recently used files are deleted first.
 """
 
 import contextlib
@@ -165,8 +165,8 @@ class Cache:
                     self._remove(path)
 
     def clear(self) -> tuple[int, int]:
-        """Remove all answers and what killed writers left; return how many answers and how many
-        bytes of them are gone.
+        """Remove all answers and the files that killed writers left; return the number of removed
+        answers and the number of their bytes.
         """
         gone = [entry for entry in self.entries() if self._remove(self._path(entry.digest))]
         for path in (*self._unfinished(), *self._names()):

@@ -57,7 +57,7 @@ def launches_of(
     """Return group -> its launches, in the order of ``module``, which was made from ``captured``
     (or is that).
 
-    ``names`` maps a start node to what it is for.
+    ``names`` maps a start node to the name that its launch shows.
     """
     numbers: dict[str, tuple[str, int]] = {}
     counts: dict[str, int] = {}

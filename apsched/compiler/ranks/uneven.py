@@ -29,7 +29,7 @@ class Likeness:
     digest: str
     """Equal for graphs that differ in sizes, padding and constants alone."""
     padding: tuple[int, ...]
-    """Nodes that pad what a collective sends, or cut its result."""
+    """Nodes that pad the input of a collective, or cut its result."""
 
 
 def likeness_of(graph: torch.fx.Graph, problem: Problem) -> Likeness:

@@ -1,8 +1,8 @@
 """Clusters: a device, its node and its network, each a small TOML file. No torch here.
 
 The files beside this package name the source of every number. A user's own file has the same keys,
-or names one of those files as its ``base`` and has only what differs; a key that is unknown,
-missing or impossible is an error that names the file and the key.
+or names one of those files as its ``base`` and has only the keys that differ; a key that is
+unknown, missing or impossible is an error that names the file and the key.
 """
 
 import math
@@ -71,7 +71,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntraNode:
-    """The links inside a node: NVLink, or what stands for it."""
+    """The links inside a node: NVLink, or its substitute."""
 
     busbw_gb_per_s: float
     """Bus bandwidth (nccl-tests' busbw) of a ring over large messages, each GPU."""

@@ -10,7 +10,7 @@ Guide": tile and wave quantization). Of the guide's tile sizes the best counts:
 so that a result which fills few processors (narrow slices under tensor parallelism, few rows) is
 slower than its operations say. Small tiles read more for each operation; ``speed`` is the square
 root of operations a byte, relative to the largest: an assumption, as the guide gives their order
-but no numbers. What share a full device reaches is the device's own figure.
+but no numbers. The share that a full device reaches is the device's own figure.
 """
 
 import math

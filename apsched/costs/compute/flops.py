@@ -7,7 +7,8 @@ the attention kernels for CPU and for other backends have formulas; grouped matr
 ``linear``; of packed sequences (``varlen_attn``) the tokens are counted, not so many of the
 longest. ``flex_attention`` counts as dense attention times the share of the blocks that its mask
 keeps: 1 less the ``sparsity_hint`` in ``meta["custom"]`` (torch's own), or as the block mask says
-where that is a constant of the graph, else 1; what ``score_mod`` does to each score is not counted.
+where that is a constant of the graph, else 1; the operations of ``score_mod`` on each score are not
+counted.
 """
 
 from collections.abc import Mapping

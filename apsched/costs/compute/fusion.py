@@ -1,23 +1,22 @@
 """The kernels of a graph and their memory traffic, fused as Inductor fuses them
 (torch/_inductor/ir.py, scheduler.py).
 
-A *fusible* node is a pointwise operator, a reduction, or a copy that changes a layout. One that is
-pointwise, and that nothing but fusible nodes takes, is *inlined*: it is computed again in every
-kernel that needs it and never written, unless several take it and it reads much
-(``realize_reads_threshold``). The other fusible nodes are *written*: each reads what it is computed
-from through inlined nodes and views.
+A *fusible* node is a pointwise operator, a reduction, or a copy that changes a layout. A pointwise
+one whose users are all fusible is *inlined*: every kernel that needs it computes it again, and no
+kernel writes it, unless several nodes take it and it reads much (``realize_reads_threshold``). The
+other fusible nodes are *written*: each reads its sources through inlined nodes and views.
 
-Two written nodes are in one kernel if they run over as many elements, as many matrix products,
-attentions or waits lie behind the one as behind the other, and either one reads what the other
-wrote, or both read the same value and have results of one size. A kernel reads each value from
-outside once, writes what is needed outside once, and has one floor. Nodes in place, random ones,
-and copies into or out of a bucket stay alone. All of this follows from what depends on what, not
-from the order, so that a schedule changes no price.
+Two written nodes are in one kernel if they run over the same number of elements, the same number of
+matrix products, attentions or waits lies behind both, and either one reads the result of the other,
+or both read the same value and have results of one size. A kernel reads each value from outside
+once, writes each value needed outside once, and has one floor. Nodes in place, random ones, and
+copies into or out of a bucket stay alone. All of this follows from the dependencies, not from the
+order, so that a schedule changes no price.
 
-But a schedule may *cut* a kernel: run other work between its nodes before and from some node on.
-Then the nodes from there on carry a mark, and nodes with different marks are in different kernels.
-What passes from one to the other is written and read, what both read is read twice, and each has a
-floor.
+But a schedule may *cut* a kernel at a node: it runs other work between the earlier nodes of the
+kernel and the nodes from that node on. The latter then carry a mark, and nodes with different marks
+are in different kernels. A value that passes between the pieces is written and read, a value that
+both read is read twice, and each piece has a floor.
 """
 
 from collections import ChainMap, Counter
@@ -129,11 +128,11 @@ def fused_shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:
 
 def shares_if_cut(graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.Node, Share | None]]:
     """Return for each node before which its kernel may be cut the shares that written nodes then
-    have; ``None``: priced alone.
+    have; ``None``: the node is priced alone.
 
-    No node costs less than in the whole kernel: what it reads first there it reads first in its
-    piece, what is needed outside of the kernel is needed outside of the piece, and the first node
-    of the kernel is the first of a piece. Long kernels stay whole.
+    No node costs less than in the whole kernel: a value that it reads first there it reads first in
+    its piece, a value needed outside of the kernel is needed outside of the piece, and the first
+    node of the kernel is the first of a piece. Long kernels stay whole.
     """
     fusion = _fuse(graph)
     cuts: dict[torch.fx.Node, dict[torch.fx.Node, Share | None]] = {}
@@ -344,10 +343,10 @@ def _result_elements(node: torch.fx.Node) -> int:
 def _levels(
     graph: torch.fx.Graph, free: set[torch.fx.Node]
 ) -> tuple[dict[torch.fx.Node, int], list[torch.fx.Node]]:
-    """Return for each node the most products and waits on a way to it, and the fusible nodes: by
-    those on a way to them, then by name.
+    """Return for each node the most products and waits on a path to it, and the fusible nodes,
+    sorted by the most fusible nodes on a path to them, then by name.
 
-    What a member of a bucket receives is as far as if that member were launched alone.
+    The result of a bucket's member has the counts that it has if that member is launched alone.
     """
     level: dict[torch.fx.Node, int] = {}
     depth: dict[torch.fx.Node, int] = {}
@@ -376,7 +375,7 @@ def _levels(
 
 def _members_sent(node: torch.fx.Node) -> Iterator[tuple[str, torch.fx.Node, bool]]:
     """Yield each member of the bucket that ``node`` copies in, or launches without a copy: its
-    name, what it sends, and whether the copy casts that.
+    name, the value that it sends, and whether the copy casts that value.
     """
     lists = [argument for argument in node.args if isinstance(argument, list)]
     if _note(node).get("role") in ("copy_in", "start") and lists:

@@ -4,7 +4,7 @@
 
 Tensors have dtype and shape, and strides where they are not contiguous; a list of tensors stands in
 parentheses; other arguments are left out. A profiler sees less: no results, no dtype inside lists,
-and numbers as tensors of no dimension. :func:`as_traced` leaves what it sees.
+and numbers as tensors of no dimension. :func:`as_traced` keeps only the parts that it sees.
 """
 
 import math

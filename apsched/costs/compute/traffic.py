@@ -1,7 +1,7 @@
-"""Memory traffic of a node in bytes: what it reads and writes of the storages behind its tensors.
+"""Memory traffic of a node in bytes: its reads and writes of the storages behind its tensors.
 
 Each tensor argument is read once and each result is written once; views touch nothing; an in-place
-result is its argument, written once; an expanded argument counts what lies behind it; lookups read
+result is its argument, written once; an expanded argument counts the bytes behind it; lookups read
 the rows they gather, not the table.
 """
 

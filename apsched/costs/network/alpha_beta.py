@@ -3,7 +3,7 @@ fastest taken. No torch here.
 
 Symbols: N process ranks on n nodes, at least r on each; S bytes counted once (an all-gather by its
 output, a reduce-scatter by its input, the others by their size); B bus bandwidth, as nccl-tests
-defines it (doc/PERFORMANCE.md): what each rank sends.
+defines it (doc/PERFORMANCE.md): the rate at which each rank sends.
 
 **Bandwidth.** In a ring every rank sends (N-1)/N of S once (AG, RS) or twice (AR). NCCL opens a
 ring for each NIC, so that r rings leave a node through r NICs: a node sends as much as one rank
@@ -23,7 +23,7 @@ counts.
 **Latency.** As NCCL's own tuner (src/graph/tuning.cc, ncclTopoTuneModel): a ring has N-1 steps (AR
 2 (N-1)), of which n-1 (AR 2 n) cross nodes; a tree has 2 (r-1) steps within the node and 2 log2(n)
 across. Each protocol has a base and a price per hop, no less than the latency of the link.
-Protocols trade latency for bandwidth: the minimum over them is what NCCL picks.
+Protocols trade latency for bandwidth: NCCL picks the minimum over them.
 
 ``docs/collectives.md`` compares all this with published measurements.
 """

@@ -1,12 +1,12 @@
-"""Reads what ``all_gather_perf``, ``reduce_scatter_perf``, ``all_reduce_perf`` and
-``alltoall_perf`` of nccl-tests print.
+"""Reads the output of ``all_gather_perf``, ``reduce_scatter_perf``, ``all_reduce_perf`` and
+``alltoall_perf`` of nccl-tests.
 
 The layout of a row is taken from the header above it, since versions differ in columns; old ones
-leave ``redop`` blank where nothing is reduced. Of the two times a row has, that in place counts for
-an all-reduce, which torch does in place (a functional one on a clone), and that out of place for
-all else, since their results are separate. What contradicts itself (algbw is not size / time, busbw
-does not fit the number of ranks) is an error, because then a size, a unit or the group is not what
-it seems to be. Prefixes that launchers put before each line (``mpirun --tag-output``, ``srun
+leave ``redop`` blank where nothing is reduced. A row has two times: the time in place counts for an
+all-reduce, which torch does in place (a functional one on a clone), and the time out of place for
+all other kinds, since their results are separate. A row that contradicts itself (algbw is not size
+/ time, busbw does not fit the number of ranks) is an error, because then its size, its unit or the
+group is wrong. Prefixes that launchers put before each line (``mpirun --tag-output``, ``srun
 --label``) are taken off.
 """
 
@@ -109,8 +109,8 @@ def _read_comment(section: _Section, line: str, where: str) -> None:
 
 
 def _is_row(section: _Section, line: str) -> bool:
-    """Rows have a number of elements second and a dtype third; other lines are what NCCL and
-    launchers print between.
+    """Rows have a number of elements second and a dtype third; NCCL and launchers print other lines
+    between them.
     """
     tokens = line.split()
     return (

@@ -1,4 +1,4 @@
-"""The record of what one call does beside its result."""
+"""The record of the effects of one call beside its result."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class Effects:
     draws: bool = False
     """Takes numbers from the generator, or sets its state."""
     acts: bool = False
-    """Is there for what it does: it returns nothing and writes no argument (asserts, prints), or it
-    says so."""
+    """Is there for its effect: it returns nothing and writes no argument (asserts, prints), or its
+    operator declares an effect."""
     idle: bool = False
     """Python on numbers, sizes and containers: it takes no time, and touches no bytes of a
     tensor.
@@ -31,8 +31,8 @@ class Effects:
     """A barrier: it may write and share every tensor that it is handed, draw, and act; no effect
     crosses it."""
     sets_context: bool = False
-    """A barrier that nothing crosses: it neither takes nor gives a tensor, so it is there for what
-    comes after it (autocast)."""
+    """A barrier that nothing crosses: it neither takes nor gives a tensor, and serves the calls
+    after it (autocast)."""
 
     communicates: tuple[str, ...] = ()
     """Process groups on which it communicates in addition to the scheduled collectives
@@ -42,8 +42,8 @@ class Effects:
 
     @property
     def any(self) -> bool:
-        """Whether the order of this call among others with effects is part of what the graph
-        means.
+        """Whether the order of this call among others with effects is part of the meaning of the
+        graph.
         """
         return (
             bool(self.writes)

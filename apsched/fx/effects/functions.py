@@ -1,9 +1,9 @@
 """Effects of a call of a python function, found by watching it run on the fake tensors of its
 arguments.
 
-Only torch's own functions and python's operators are run: of them it is known that they do what the
-operators do that they dispatch. The same holds of operators that are made of others
-(``aten.dropout`` returns its argument outside of training).
+Only torch's own functions and python's operators are run: they have exactly the effects of the
+operators that they dispatch. The same holds for operators that are made of others (``aten.dropout``
+returns its argument outside of training).
 """
 
 import operator

@@ -71,7 +71,7 @@ def effects_of(node: torch.fx.Node) -> Effects:
     Raises
     ------
     InputError
-        Where no order keeps what it does: it changes a list.
+        Where no order keeps its effect: it changes a list.
     """
     if node.op != "call_function":
         return Effects(by_identity=True)
@@ -242,4 +242,4 @@ def attribute_of(node: torch.fx.Node) -> Any:
 
 
 def missing() -> None:
-    """Stand for what a module does not hold: it can be called, but not read."""
+    """Stand for an attribute that a module does not hold: it can be called, but not read."""

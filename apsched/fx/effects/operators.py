@@ -1,8 +1,8 @@
 """Writes, shared storages and draws of a call of an operator, from its schema.
 
-The schema comes first (``Tensor(a)``, ``Tensor(a!)``). Tables add what it omits: ``_unsafe_view``
-and ``unsafe_split`` promise nothing but return views; ``wait_tensor`` returns its argument; batch
-norm in training writes its running statistics.
+The schema comes first (``Tensor(a)``, ``Tensor(a!)``). Tables add the facts that it omits:
+``_unsafe_view`` and ``unsafe_split`` promise nothing but return views; ``wait_tensor`` returns its
+argument; batch norm in training writes its running statistics.
 """
 
 from collections.abc import Mapping, Sequence

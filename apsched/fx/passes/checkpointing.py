@@ -68,9 +68,9 @@ def checkpoint_activations(layers: Sequence[str], *, selective: bool = False) ->
     """Return the pass that recomputes the modules named by ``layers`` in backward; no pass where
     there are none.
 
-    All of a layer is recomputed, or with ``selective`` all but what is heavy: attention, reductions
-    over process ranks, every second matrix product (TorchTitan's choice), and the first residual
-    sum, from which the second half of a layer starts.
+    All of a layer is recomputed, or with ``selective`` all but its expensive nodes: attention,
+    reductions over process ranks, every second matrix product (TorchTitan's choice), and the first
+    residual sum, from which the second half of a layer starts.
     """
     if not layers:
         return ()
@@ -103,8 +103,8 @@ def _tag(joint: GraphModule, numbers: Mapping[str, int], *, selective: bool) -> 
 
 
 def _is_heavy(node: Node, products: int) -> bool:
-    """Return whether ``node``, at or behind the matrix product of that number, is saved; so are
-    results and waits of what is.
+    """Return whether ``node``, at or behind the matrix product number ``products``, is saved;
+    results and waits of saved nodes are saved, too.
     """
     operator = _operator(node)
     if node.target is getitem or operator == "wait_tensor":
@@ -173,7 +173,7 @@ def recompute_gathers(*, reshard_after_forward: bool = True, kept: Collection[st
 
     With ``reshard_after_forward`` the whole single-input chain behind a gather's wait (slice, cast,
     permute, view) is recomputed in backward. Where only the gather is tagged, the partitioner saves
-    what the chain makes of it: a cast or transposed copy of every parameter (AutoParallel #469).
+    the result of the chain: a cast or transposed copy of every parameter (AutoParallel #469).
     Parameters ``kept`` are not gathered again.
     """
 

@@ -3,10 +3,10 @@ again.
 
 A compiler that partitions a joint graph, wraps both halves into a module and hands that to
 ``torch.compile`` (AutoParallel does) has it partitioned twice. The second joint graph is another
-one: what the first backward recomputed stands in it twice. Equal nodes are merged, and the min-cut
-partitioner then saves what they make: every gathered parameter (AutoParallel #467, #485). So the
-forward graph says what it saved (:func:`tag_saved`), tracers copy the tags, and the second
-partition saves just that (:func:`replayed_saves`).
+one: the nodes that the first backward recomputed stand in it twice. Equal nodes are merged, and the
+min-cut partitioner then saves their results: every gathered parameter (AutoParallel #467, #485). So
+the forward graph has tags on its saved values (:func:`tag_saved`), tracers copy the tags, and the
+second partition saves just those values (:func:`replayed_saves`).
 """
 
 from collections.abc import Iterable
@@ -29,12 +29,12 @@ results which of them.
 
 
 def tag_saved(num_outputs: int) -> Pass:
-    """Return the pass that marks on a forward graph what it saves; ``num_outputs`` are its outputs
-    that are not for backward alone.
+    """Return the pass that marks the saved values of a forward graph; ``num_outputs`` is the number
+    of its outputs that are not for backward alone.
 
     Items of a node with several results are marked on that node, by index: tracers drop the
-    metadata of ``getitem``. They drop that of views, too, which they make again, so what a view
-    shows is marked beside it.
+    metadata of ``getitem``. They drop that of views, too, which they make again, so the tensor
+    behind a view is marked beside it.
     """
 
     def run(module: GraphModule) -> GraphModule:
@@ -47,7 +47,9 @@ def tag_saved(num_outputs: int) -> Pass:
 
 
 def mark_saved(node: Node) -> None:
-    """Mark that forward hands ``node`` to backward, on it and on what it is a view of."""
+    """Mark that forward hands ``node`` to backward, on it and on the tensor of which it is a
+    view.
+    """
     if node.target is getitem:
         parent = node.all_input_nodes[0]
         known = parent.meta.get("custom", {}).get(SAVED_KEY, ())
@@ -84,8 +86,8 @@ def forget_spent_tags() -> Pass:
     """Return the pass that drops recompute tags, which tracers copy, too: their decision has been
     made.
 
-    Kept, they would be taken for new demands: the first partition has marked what borders on a
-    checkpointed layer as ``MUST_SAVE``, whether backward needs it or not.
+    The second partition would take kept tags for new demands: the first one has marked the nodes
+    next to a checkpointed layer as ``MUST_SAVE``, whether backward needs it or not.
     """
 
     def run(module: GraphModule) -> GraphModule:
@@ -106,9 +108,9 @@ def replayed_saves(nodes: Iterable[Node]) -> list[Node]:
     """Return the values to save of a joint graph with tags of an earlier partition; empty if there
     are none.
 
-    Tags on backward nodes don't count: tracers copy those of the forward node to what follows from
-    it in backward (AutoParallel #531). Later marks go first: ``MUST_SAVE`` is
-    saved, ``PREFER_RECOMPUTE`` and ``MUST_RECOMPUTE`` are not.
+    Tags on backward nodes don't count: tracers copy those of the forward node to the nodes that
+    follow from it in backward (AutoParallel #531). Later marks go first: ``MUST_SAVE`` is saved,
+    ``PREFER_RECOMPUTE`` and ``MUST_RECOMPUTE`` are not.
     """
     nodes = [node for node in nodes if node.op == "call_function" and not is_backward(node)]
     tagged = [node for node in nodes if _is_saved(node)]

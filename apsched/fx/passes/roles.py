@@ -3,8 +3,8 @@
 Two sources say which collectives serve parameters and their gradients: on AOTAutograd's joint graph
 the descriptors of its inputs and outputs (:func:`classify`, before the partitioner; tags live in
 ``node.meta`` and survive its copies), on any graph its structure alone
-(:func:`apsched.graph.export.structural_roles.structural_roles`). What follows from that is decided
-here, once, for both.
+(:func:`apsched.graph.export.structural_roles.structural_roles`). This module derives the roles from
+either source.
 """
 
 from collections.abc import Callable, Collection, Iterable

@@ -1,4 +1,4 @@
-"""The one loop that runs passes: names, times, checks and logs each, and shows what it changed on
+"""The one loop that runs passes: names, times, checks and logs each, and shows its changes on
 request.
 """
 
@@ -114,7 +114,7 @@ def run_passes(
 
 
 def graph_lines(graph: torch.fx.Graph) -> list[str]:
-    """Return one line for each node: what it calls on what, and the tags that passes and
+    """Return one line for each node: its target and arguments, and the tags that passes and
     partitioners read.
     """
     return [_line(node) for node in graph.nodes]

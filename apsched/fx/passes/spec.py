@@ -1,4 +1,4 @@
-"""States what every captured graph must be, and every pass must leave behind."""
+"""States the conditions that every captured graph must meet, and every pass must keep."""
 
 from collections.abc import Callable
 

@@ -151,7 +151,7 @@ def is_bucketable(analysis: Analysis, start: int) -> bool:
 
 def cast_before(analysis: Analysis, start: int) -> torch.fx.Node | None:
     """Return the cast whose result only the gather of ``start`` sends, where a bucket can copy in
-    what comes before it.
+    the source of the cast.
 
     ``None`` for a cast of a computed value: both are one kernel, and nothing is saved without it.
     """

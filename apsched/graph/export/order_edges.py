@@ -50,8 +50,8 @@ def order_edges(
 def _communication_edges(
     effects: Sequence[Effects], group_of_start: Mapping[int, str]
 ) -> list[tuple[int, int]]:
-    """Return edges by which no start crosses a node that communicates on its group as a part of
-    what it does: process ranks may differ in what that is.
+    """Return edges by which no start crosses a node that communicates on its group inside of its
+    call: that communication may differ between process ranks.
     """
     communicating = {rank: e.communicates for rank, e in enumerate(effects) if e.communicates}
     named = {group for groups in communicating.values() for group in groups}

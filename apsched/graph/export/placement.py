@@ -94,8 +94,8 @@ def _from_inputs(
     serves: Sequence[bool],
     parameters: frozenset[str],
 ) -> list[bool]:
-    """Return for each node whether it takes from graph inputs alone, through what may travel with a
-    collective.
+    """Return for each node whether it takes from graph inputs alone, through nodes that may travel
+    with a collective.
     """
     result = [False] * len(nodes)
     from_parameters = [False] * len(nodes)
@@ -120,8 +120,8 @@ def _to_outputs(
     after: Sequence[list[int]],
     start_of_wait: Mapping[int, int],
 ) -> list[bool]:
-    """Return for each node whether its result goes to graph outputs alone, through what may travel
-    with a collective.
+    """Return for each node whether its result goes to graph outputs alone, through nodes that may
+    travel with a collective.
     """
     view_of_input = [False] * len(nodes)
     for rank, kind in enumerate(kinds):

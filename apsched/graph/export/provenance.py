@@ -110,8 +110,8 @@ def _innermost_module(node: torch.fx.Node) -> str:
 
 
 def _plain(path: str) -> str:
-    """Return a module path without what Dynamo adds: ``L['self']._modules['layers']['0']`` is
-    ``layers.0``.
+    """Return a module path without the parts that Dynamo adds:
+    ``L['self']._modules['layers']['0']`` is ``layers.0``.
     """
     if path.startswith("L["):
         parts = [

@@ -1,4 +1,4 @@
-"""The signature of an FX node: what it computes, without names and without constants that differ
+"""The signature of an FX node: its computation, without names and without constants that differ
 from process rank to process rank.
 """
 
@@ -34,8 +34,8 @@ def node_signature(
 
 
 def target_name(node: torch.fx.Node) -> str:
-    """Return a name of what ``node`` calls equal in every process: ``aten.mm.default``; empty for
-    placeholders and attributes.
+    """Return a name of the target of ``node`` equal in every process: ``aten.mm.default``; empty
+    for placeholders and attributes.
     """
     if node.op in ("placeholder", "get_attr", "output"):
         return ""

@@ -42,7 +42,7 @@ class NodeStorages:
 
 @dataclass(slots=True)
 class StorageTable:
-    """Storages of a graph, and what its nodes do with them."""
+    """Storages of a graph, and their uses by its nodes."""
 
     storages: list[StorageRecord] = field(default_factory=list)
     of_node: list[NodeStorages] = field(default_factory=list)
@@ -165,8 +165,8 @@ class _Walk:
         )
 
     def _result(self, node: torch.fx.Node, effects: Effects) -> Tree:
-        """Return the value of an operator call: for each return value what it shares, or something
-        new.
+        """Return the value of an operator call: for each return value the storages that it shares,
+        or new ones.
         """
         fresh: dict[int, int] = {}
         value = _meta_value(node) if effects.shares else ()

@@ -1,13 +1,13 @@
 """Prices of nodes that hold more than one operator, or communication that nothing schedules.
 
-A higher-order operator costs what is inside of it: each call as any other node, ``cond`` its more
-expensive branch, ``map`` and ``scan`` their body as often as it runs, a loop that ends by what it
-computes one round. One that is a kernel of its own (``flex_attention``, Triton) is priced by the
-cost model, as any operator.
+The price of a higher-order operator is the sum over the calls inside of it, each priced as any
+other node: ``cond`` costs its more expensive branch, ``map`` and ``scan`` cost their body as often
+as it runs, a loop whose end depends on its values costs one round. One that is a kernel of its own
+(``flex_attention``, Triton) is priced by the cost model, as any operator.
 
 A transfer that is not scheduled is priced as if the compute stream waited for it: its launch, and
-its own time, of an operator that is not known that of an all-to-all of the tensors that it takes.
-Where the number of process ranks of its group is not known, it costs its launch.
+its own time; an unknown operator has the time of an all-to-all of the tensors that it takes. Where
+the number of process ranks of its group is not known, it costs its launch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,9 +33,8 @@ from apsched.kinds import CollectiveKind
 
 
 def whole_us(cost_model: CostModel, node: Node, sizes: Mapping[str, int]) -> float:
-    """Return the time of ``node`` on the compute stream, in microseconds, with all that is inside
-    of it and what it transfers; ``sizes`` as :func:`apsched.fx.collectives.group_sizes` returns
-    them.
+    """Return the time of ``node`` on the compute stream, in microseconds, with the calls inside of
+    it and its transfers; ``sizes`` as :func:`apsched.fx.collectives.group_sizes` returns them.
     """
     inside = inside_of(node)
     if inside is None:
