@@ -54,8 +54,8 @@ def build(
     materialize: bool = False,
     seed: int = 0,
 ) -> BuiltModel:
-    """Return preset ``name`` as this process rank holds it; raises :class:`InputError` on what
-    doesn't fit together.
+    """Return preset ``name`` as this process rank holds it; raises :class:`InputError` if the
+    preset, mesh, sequence and batch do not fit together.
 
     A process group of ``mesh.world_size`` must run: real, or a fake one by
     :func:`apsched.capture.fake_world.world`. Parameters and inputs are fake tensors of one fake

@@ -1,9 +1,9 @@
 """Modules of the user's own, sharded like the presets: FSDP, HSDP or DDP of any ``nn.Module``.
 
 Each parameter is a shard of its own that every use gathers, in its own type, and is reduced in that
-type: what ``fully_shard`` does without mixed precision, parameter by parameter, so that buckets are
-the solver's to choose. Names stay the module's. Parameters that are DTensors already (tensor
-parallelism) keep their placements; data parallelism goes over the local tensors.
+type: as ``fully_shard`` does without mixed precision, but parameter by parameter, so that the
+solver chooses the buckets. Names stay those of the module. Parameters that are DTensors already
+(tensor parallelism) keep their placements; data parallelism goes over the local tensors.
 """
 
 from collections import Counter

@@ -72,7 +72,7 @@ _IGNORED = {
         "the graph module's meta['apsched_result'] has the timeline"
     ),
 }
-"""Names that have no counterpart -> what stands for them."""
+"""Names that have no counterpart -> the behaviour or the setting in their place."""
 
 _HONOURED = (
     "max_in_flight_gb",
@@ -199,7 +199,7 @@ def _stated(configs: Any) -> dict[str, Any]:
 
 
 def _settings(stated: dict[str, Any], settings: Settings, graph: Graph) -> Settings:
-    """Return ``settings`` with what the configuration limits."""
+    """Return ``settings`` with the limits that the configuration states."""
     for name, instead in _IGNORED.items():
         value = stated.get(name)
         if value is not None and value != _USUAL.get(name):

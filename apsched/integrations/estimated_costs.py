@@ -16,14 +16,14 @@ Estimation = Callable[..., float | None]
 
 
 class EstimatedCosts:
-    """Follows :class:`apsched.costs.model.CostModel`: the estimate of the function for a node, and
-    ``formulas`` if it has none.
+    """A :class:`apsched.costs.model.CostModel` that gives the estimate of the function for a node,
+    and that of ``formulas`` if the function has none.
 
-    A bucket is no node that the function could be asked about, and callers differ in the unit of
+    The function cannot estimate a bucket, which is no node, and callers differ in the unit of
     ``override_size`` (bytes sent and received in torch, GiB in AutoParallel). So a collective of
     size S costs formula(S) times the factor by which the function differs from the formula on the
-    collectives of its kind and group that the graph has, interpolated in log S, constant outside. A
-    launch costs what the formulas say.
+    collectives of its kind and group that the graph has, interpolated in log S, constant outside.
+    The formulas give the price of a launch.
     """
 
     def __init__(

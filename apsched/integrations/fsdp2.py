@@ -1,10 +1,10 @@
 """A solved schedule as settings of eager FSDP2: no graph, only the public setters of
 ``fully_shard``'s modules.
 
-FSDP2 has settings for a part of a schedule: which gathers run in which order, before
-which unit each is launched, which parameters stay from forward to backward, and how many
-reduce-scatters may be in flight. Reduce-scatters it launches itself, each as soon as its unit's
-backward has ended. What does not fit is refused.
+FSDP2 has settings for a part of a schedule: which gathers run in which order, before which unit
+each is launched, which parameters stay from forward to backward, and how many reduce-scatters may
+be in flight. FSDP2 launches each reduce-scatter itself, as soon as the backward of its unit has
+ended. A schedule that does not fit these settings is refused.
 """
 
 import logging
@@ -70,14 +70,14 @@ def apply_fsdp2(
     returns the settings.
 
     ``solved`` are the results of the forward and the backward graph, or the directory in which
-    ``apsched solve`` wrote them. Every process rank must be given the same. Call it once the model
-    is built, before the first step.
+    ``apsched solve`` wrote them. Every process rank must pass the same results. Call the function
+    once the model is built, before the first step.
 
     Raises
     ------
     InputError
-        where FSDP2 cannot do what the schedule says; the message names the bucket, and the nearest
-        that it can do. Nothing is set then.
+        where FSDP2 cannot follow the schedule; the message names the bucket, and the nearest bucket
+        that FSDP2 can form. Nothing is set then.
     """
     units = units_of(model)
     settings = fsdp2_settings(units, solved_graphs(solved))

@@ -1,4 +1,4 @@
-"""The units that ``fully_shard`` made of a model, and what a schedule launches for each."""
+"""The units that ``fully_shard`` made of a model, and the launches of a schedule for each."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -76,12 +76,13 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
 def launches_of(
     problem: Problem, schedule: Schedule, kind: CollectiveKind, units: Mapping[str, Unit]
 ) -> tuple[Launch, ...]:
-    """Return the launches of a kind, each of which must be one unit's; ``units`` are by parameter.
+    """Return the launches of a kind, each of which must serve one unit; ``units`` are by parameter.
 
     Raises
     ------
     InputError
-        for a bucket that is not what one unit's parameters make, with the nearest that is.
+        for a bucket other than the parameters of one unit; the message names the nearest bucket
+        that is one.
     """
     return tuple(
         Launch(unit=_unit_of(problem, members, kind, units).name, gap=gap)
@@ -96,8 +97,8 @@ def movable(problem: Problem, kind: CollectiveKind) -> Iterator[Collective]:
 
 
 def _launched(problem: Problem, schedule: Schedule) -> Iterator[tuple[tuple[Collective, ...], int]]:
-    """Yield what each launch of the schedule carries, without collectives on the path, and how many
-    compute nodes lie before it.
+    """Yield the collectives of each launch of the schedule, without collectives on the path, and
+    the number of compute nodes before the launch.
     """
     compute_order, starts = (
         frozenset(problem.compute_order),

@@ -1,8 +1,8 @@
 """The gathers that the hook of each unit launches, so that they run in the order of a schedule. No
 torch here.
 
-Eager FSDP2 launches gathers in hooks only: the hook before unit h gathers h itself, where that has
-not been done, then what its prefetch list names, and then the unit computes.
+Eager FSDP2 launches gathers in hooks only: the hook before unit h gathers h itself, unless h is
+gathered already, then the units in its prefetch list, and then unit h computes.
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,13 @@ class Launch:
 
 
 def prefetch_lists(hooks: Sequence[Hook], launches: Sequence[Launch]) -> dict[str, tuple[str, ...]]:
-    """Return for each unit what its hook prefetches; gathers then run in the order of ``launches``.
+    """Return for each unit the prefetches of its hook; gathers then run in the order of
+    ``launches``.
 
-    A launch belongs to the last hook at or before it: ``slot = max {h : need_h <= gap}``, earlier
-    where otherwise a later launch would overtake it. It is a prefetch where that hook is not the
-    unit's own. Where the schedule launches within a unit, the hook before that unit does, so that
-    nothing is launched late.
+    A launch belongs to the last hook at or before it: ``slot = max {h : need_h <= gap}``, or an
+    earlier one if a later launch would overtake it. The launch is a prefetch if that hook is not
+    the hook of its own unit. The hook before a unit also makes the launches within that unit, so
+    that nothing is launched late.
 
     Raises
     ------

@@ -39,8 +39,8 @@ _FIXED = {"max_compute_move": 0}
 _REFUSED = ("plan", "bitwise", "parameter_order", "second_group", "max_compute_move", "schedule")
 """Settings that eager FSDP2 decides itself."""
 _AS_FSDP2 = "transformer_block"
-"""The baseline that does what FSDP2 does by itself: a bucket for each block, and the gather of the
-next one in flight.
+"""The baseline that follows the defaults of FSDP2: one bucket for each block, and the gather of the
+next block in flight.
 """
 
 
@@ -96,22 +96,22 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
         print(apsched.tune_fsdp2(model, (tokens,), cluster="h100"))
 
     Call it on every process rank, before the first step. The step ``model(*inputs)`` is captured
-    with fake tensors on the host, with the units, the mixed precision and the resharding that
-    ``fully_shard`` was given; one process rank solves, and all set the same, by public setters
-    alone. Losses and weights stay as they are, bit for bit.
+    with fake tensors on the host, with the units, the mixed precision and the resharding passed to
+    ``fully_shard``. One process rank solves, and all ranks apply the same settings, by public
+    setters alone. Losses and weights stay the same, bit for bit.
 
     Parameters
     ----------
     inputs
-        What forward takes: a tuple, or one tensor; only shapes and dtypes matter.
+        The inputs of forward: a tuple, or one tensor; only shapes and dtypes matter.
     settings
         See :class:`apsched.compiler.settings.Settings`: cluster, memory_cap, budget, on_error ...
 
     Raises
     ------
     InputError
-        with ``on_error="raise"``, where the model cannot be captured or FSDP2 cannot do what the
-        schedule says; nothing is set then, on any process rank.
+        with ``on_error="raise"``, where the model cannot be captured or FSDP2 cannot follow the
+        schedule; nothing is set then, on any process rank.
     """
     if refused := next((name for name in _REFUSED if name in settings), None):
         raise InputError(f"{refused}: expected no such setting, found one; eager FSDP2 decides it")

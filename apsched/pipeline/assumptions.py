@@ -20,7 +20,7 @@ from apsched.schedule.simulate import Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """Sizes that are assumed, and what rests on them."""
+    """Assumed sizes, and the shares of time and memory that rest on them."""
 
     sizes: tuple[AssumedSize, ...]
     time_share: float

@@ -1,8 +1,8 @@
 """Memory of a device outside of a graph, line by line: the memory that no schedule can use.
 
-The peak of a schedule counts what the graph holds: its inputs (parameters and buffers as far as the
-graph takes them), activations, gathered weights, and gradients up to the end of backward. All
-gradients are in the peak of backward, and none is alive in forward
+The peak of a schedule counts the memory that the graph holds: its inputs (parameters and buffers as
+far as the graph takes them), activations, gathered weights, and gradients up to the end of
+backward. All gradients are in the peak of backward, and none is alive in forward
 (``zero_grad(set_to_none=True)``), so that they have no line of their own here.
 """
 
@@ -57,7 +57,7 @@ class MemoryLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryAccount:
-    """The memory of a device, and what of it the graph cannot have."""
+    """The memory of a device, and the part of it that the graph cannot use."""
 
     beside: BesideGraph
     optimizer: str = DEFAULT_OPTIMIZER
@@ -97,10 +97,12 @@ class MemoryAccount:
 
 
 def beside_graphs(dags: Sequence[nx.DiGraph], cluster: Cluster) -> tuple[BesideGraph, ...]:
-    """Return for each graph of a training step what a device of ``cluster`` holds beside it.
+    """Return for each graph of a training step the memory that a device of ``cluster`` holds beside
+    it.
 
-    A parameter is an input that the caller keeps, of a floating dtype; one that several graphs take
-    is known by its name and counts once. Communicators are those that any of the graphs uses.
+    A parameter is an input of a floating dtype that the caller keeps; a parameter that several
+    graphs take is recognized by its name and counts once. Communicators are those that any of the
+    graphs uses.
     """
     held = [_parameters(dag) for dag in dags]
     all_held = {name: found for parameters in held for name, found in parameters.items()}

@@ -83,8 +83,8 @@ def torch_scores(
     *,
     group_ranks: Mapping[str, tuple[int, ...]],
 ) -> TorchScores:
-    """Return the figures of both schedulers on ``captured``, whose problem is ``problem``; what
-    failed is a note, not an error.
+    """Return the figures of both schedulers on ``captured``, whose problem is ``problem``; a failed
+    scheduler becomes a note, not an error.
     """
     scores, seconds, notes = [], {}, []
     for name in (INDUCTOR, INDUCTOR_MANUAL):
@@ -115,9 +115,7 @@ def torch_scores(
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether ``error`` comes from a price, or from reading what torch made, not from torch's
-    pass.
-    """
+    """Whether ``error`` comes from a price or from reading torch's result, not torch's pass."""
     ours = {each.__code__ for each in (_PricesMs.__init__, _PricesMs.__call__, score_run)}
     return any(frame.f_code in ours for frame, _ in traceback.walk_tb(error.__traceback__))
 
@@ -185,8 +183,8 @@ class _PricesMs:
     """The time of a node in milliseconds, in the form that torch calls.
 
     The nodes of the captured graph are priced ahead, so that their pricing is not timed. A compute
-    node that torch adds is priced as a kernel of its own: torch asks while the graph is half
-    rewritten, so what it will be fused with is not known.
+    node that torch adds is priced as a kernel of its own: torch asks for the price while the graph
+    is half rewritten, so the other nodes of its kernel are not known.
     """
 
     def __init__(

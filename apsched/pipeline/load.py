@@ -330,8 +330,8 @@ def _from_graph_files(
 def beside_each_other(
     graphs: tuple[LoadedGraph, ...], cluster: Cluster | None
 ) -> tuple[LoadedGraph, ...]:
-    """Return ``graphs``, those of one training step, with what the device holds beside each;
-    unchanged where the cluster is not known.
+    """Return ``graphs``, those of one training step, with the memory that the device holds beside
+    each; unchanged if the cluster is not known.
     """
     if cluster is None:
         return graphs

@@ -1,4 +1,4 @@
-"""Tokens and operations of a training step: what tokens per second and MFU follow from."""
+"""Tokens and operations of a training step, from which tokens per second and MFU follow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -158,7 +158,7 @@ class Result:
 def result_of(
     problem: Problem, caps: Caps, answer: SolveResult, *, cluster: str, seconds: Mapping[str, float]
 ) -> Result:
-    """Return ``answer`` with the timeline of its best schedule and what that schedule chose."""
+    """Return ``answer`` with the timeline and the choices of its best schedule."""
     timeline = simulate(problem, answer.best.schedule) if answer.best else None
     path = (
         critical_path(problem, answer.best.schedule, timeline, caps)

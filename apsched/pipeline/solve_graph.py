@@ -53,7 +53,7 @@ class SolveRequest:
     caps: Caps = field(default_factory=Caps)
     """All caps but that on memory, which may depend on the graph."""
     memory_cap: MemoryCap | None = None
-    """``None``: the memory of the device, less what it holds beside the graph."""
+    """``None``: the memory of the device, less the memory that it holds beside the graph."""
     optimizer: str = DEFAULT_OPTIMIZER
     """Whose state the device holds, of :data:`apsched.config.OPTIMIZERS`."""
     reserve: float = DEFAULT_RESERVE
@@ -202,7 +202,7 @@ def _never_slower_than_apart(
 
 
 def with_shares(result: Result, dag: nx.DiGraph) -> Result:
-    """Return ``result``, about ``dag``, with what its costs rest on."""
+    """Return ``result``, about ``dag``, with the shares of its cost sources and its assumptions."""
     found = assumptions_of(dag, result.problem, result.schedule, result.timeline)
     return replace(result, cost_shares=cost_shares(dag), assumptions=found)
 
@@ -219,8 +219,9 @@ def solve_problem(
 ) -> Result:
     """Return the answer for one problem, checked by ``verify``.
 
-    ``search`` stands in for the solver; it may wait for other process ranks, so that what follows
-    it runs in ``working()``. With second groups ``Result.problem`` is that of the faster answer.
+    ``search`` stands in for the solver; it may wait for other process ranks, so the work after it
+    runs in ``working()``. With second groups ``Result.problem`` is the problem of the faster
+    answer.
     """
     alone = _solved(problem, caps, request, progress, without_bitwise, search, working)
     beside = with_second_groups(problem) if request.second_group else None
@@ -268,8 +269,8 @@ def _solved(
 
 
 def _with_bitwise_price(result: Result, without: Problem, options: SolveOptions) -> Result:
-    """Return ``result``, of a problem in bitwise mode, with what that costs; ``without`` is the
-    problem without it.
+    """Return ``result``, of a problem in bitwise mode, with the cost of that mode; ``without`` is
+    the problem without bitwise mode.
     """
     from apsched.solver import solve_requested
 
@@ -321,6 +322,6 @@ def check_answer(result: Result) -> None:
 
 
 def log_metrics(result: Result) -> None:
-    """Log what the schedule makes of the collectives."""
+    """Log the metrics of the schedule."""
     for line in result.metrics.lines() if result.metrics else ():
         logger.info("%s: %s", result.problem.name, line)

@@ -42,7 +42,7 @@ class SourceKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRequest:
-    """A SOURCE and what may be chosen about it; ``None`` where nothing was."""
+    """A SOURCE and the choices about it; ``None`` where nothing was chosen."""
 
     source: str
     mesh: str | None = None
@@ -54,7 +54,8 @@ class SourceRequest:
     """When gradients of several micro-batches are reduced."""
     activation_checkpoint: str | None = None
     count_saved: bool | None = None
-    """Whether to count what forward saves for backward, with and without tags on gathers."""
+    """Whether to count the bytes that forward saves for backward, with and without tags on gathers.
+    """
     hints: tuple[tuple[str, int], ...] = ()
     """Symbol and size, of sizes that depend on data."""
     group_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()

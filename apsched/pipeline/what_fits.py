@@ -44,11 +44,12 @@ def what_fits(
     results: Sequence[Result],
     progress: Progress,
 ) -> tuple[Trial, ...]:
-    """Return the trials for ``results``, the answers for ``source``: none if the memory of the
-    device is not the reason why there is no schedule.
+    """Return the trials for ``results``, the answers for ``source``: none unless the memory of the
+    device is the reason why there is no schedule.
 
     Options are tried by family: activation checkpointing, smaller batches, more process ranks. A
-    family ends with the first that fits: at most six captures. What cannot be captured is left out.
+    family ends with the first option that fits: at most six captures. An option whose graph cannot
+    be captured is left out.
     """
     if not any(default_is_too_small(result) for result in results):
         return ()

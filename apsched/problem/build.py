@@ -1,5 +1,5 @@
-"""networkx DAG -> Problem: round to ticks and allocated bytes, name the keys, find what travels
-with a collective.
+"""networkx DAG -> Problem: round to ticks and allocated bytes, name the keys, find the nodes that
+travel with a collective.
 """
 
 from dataclasses import replace
@@ -76,9 +76,9 @@ def _keys(
 ) -> tuple[tuple[Key, ...], dict[int, int]]:
     """Return the distinct keys in order of appearance, and the index of each start's key.
 
-    The launch of a bucket has a curve of its own: a captured one may hold more than the launch (a
-    functional all-reduce first clones its input, a bucket does not). What has no such curve is in
-    no bucket.
+    The launch of a bucket has a price curve of its own: a captured launch may hold more (a
+    functional all-reduce first clones its input, a bucket does not). A collective without such a
+    curve is in no bucket.
     """
     index: dict[tuple[str, ...], int] = {}
     key_of_start: dict[int, int] = {}

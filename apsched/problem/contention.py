@@ -4,16 +4,15 @@ other down. Integers only.
 The machine of the design, with three more rules (each is off unless asked for):
 
 - A transfer first takes its latency (the price of no bytes), which slows no other transfer, and
-then moves
-  its bytes. While n transfers on a link move bytes, each moves at 1/n of the speed that it has
-  alone; one on several links at the speed that the fullest of them leaves.
+  then moves its bytes. While n transfers on a link move bytes, each moves at 1/n of the speed that
+  it has alone; a transfer on several links moves at the speed that the fullest of them leaves.
 - While any transfer runs, the compute stream works at 1/f of its speed, f >= 1 a ratio of integers.
 - While the compute stream works, transfers move bytes at 1/g of their speed, and their latency
   passes at 1/h of its, g, h >= 1 ratios of integers.
 
-What runs ends with the first whole tick by which its work is done. Nothing ever becomes faster, so
-no schedule takes less time than without these rules (``docs/formulation.md``), and whatever is a
-lower bound without them is one with them.
+A transfer or compute step ends with the first whole tick by which its work is done. Nothing ever
+becomes faster, so no schedule takes less time than without these rules (``docs/formulation.md``),
+and a lower bound without them is also a lower bound with them.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """The contention that a command or a call states, and its form for a problem on a cluster. No
 torch, so graph files suffice.
 
-Links are those of one process rank, which stand for all ranks, since all do the same: what it has
-inside its node, and its NIC. A group inside a node uses the first; one across nodes the second, and
-the first, too, where a node holds two or more of its ranks.
+The links are those of one process rank: its link inside the node, and its NIC. They stand for all
+ranks, since all ranks do the same. A group inside a node uses the first link; a group across nodes
+uses the second, and also the first if a node holds two or more of its ranks.
 """
 
 from collections import Counter

@@ -1,5 +1,5 @@
-"""The same problem on a faster network: what a byte costs between nodes changes, nothing else. No
-torch, so graph files suffice.
+"""The same problem on a faster network: only the price of a byte between nodes changes. No torch,
+so graph files suffice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class FasterNetwork:
     priced_anew: tuple[str, ...]
     """Groups whose prices are those of the cluster's formulas, and stay so."""
     scaled: tuple[str, ...]
-    """Groups with other prices (a table, a model of the user's own): what a byte costs was scaled
+    """Groups with other prices (a table, a model of the user's own): the price of a byte was scaled
     by before / after, latency kept.
     """
     unchanged: tuple[str, ...]

@@ -63,7 +63,7 @@ class Collective:
     key: int
     """Index of its key."""
     size_bytes: int
-    """Counted once: what its price depends on."""
+    """The size that its price depends on, counted once."""
     input_bytes: int
     output_bytes: int
     input_storage: int
@@ -259,7 +259,7 @@ def without_plan(problem: Problem) -> Problem:
 
 
 def check_problem(problem: Problem) -> None:
-    """Raise InputError where ``problem`` breaks what the rest relies on."""
+    """Raise InputError where ``problem`` breaks an invariant that other modules rely on."""
     n = problem.num_nodes
     for label, values in (
         ("node_names", problem.node_names),

@@ -65,7 +65,7 @@ def _share(problem: Problem, where: Where, stream: int, of_share: Iterable[Stret
 
 
 def binds_line(result: Result) -> str:
-    """Return in one line what the step time rests on, and where memory is full."""
+    """Return one line with the owners of the step time, and the node at which memory is full."""
     path = result.path
     assert path is not None
     parts = [

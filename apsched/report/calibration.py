@@ -80,7 +80,7 @@ def print_profile(
 
 
 def _profile_json(profile: Profile, prediction: Prediction, path: str) -> dict[str, Any]:
-    """Return what ``--json`` prints of a profile."""
+    """Return the entry of a profile for ``--json``."""
     return {
         "file": path,
         "device": profile.costs.device,

@@ -22,7 +22,9 @@ _MORE = {"memory": "memory, 1 GiB", "network": "network, 1 Gb/s", "prefetch": "p
 
 
 def print_binding(out: Console, result: Result, relaxed: Sequence[Relaxed]) -> None:
-    """Print who owns how much of the step time, and what one more of each thing would buy."""
+    """Print the owners of the step time with their shares, and the gain from one more of each
+    thing.
+    """
     path = result.path
     assert path is not None
     out.print(
@@ -70,8 +72,8 @@ def _more_cells(result: Result, more: Relaxed) -> tuple[str, str, str]:
 
 
 def binding_json(result: Result, relaxed: Sequence[Relaxed]) -> dict[str, Any]:
-    """Return for programs the stretches of the critical path, and what one more of each thing
-    buys.
+    """Return for programs the stretches of the critical path, and the gain from one more of each
+    thing.
     """
     assert result.path is not None
     stretches = [

@@ -120,13 +120,14 @@ def _name(problem: Problem, c: int) -> str:
 
 
 def plot_timeline(problem: Problem, schedule: Schedule, ax: "Axes | None" = None) -> "Axes":
-    """Draw what runs when: a row for the compute stream and one for each process group; return the
+    """Draw the timeline: a row for the compute stream and one for each process group; return the
     axes.
 
-    Hatched is exposed time: the compute stream stalls, waiting for a collective. Dark is
-    compute that does not run in the order as captured (the fewest nodes whose moving makes this
-    order). Bars that are wide enough carry the names of their node, or of the parameters that the
-    transfer serves (``4x``: four members). Axes that share theirs keep the longest time in view.
+    Hatched bars are exposed time: the compute stream stalls, waiting for a collective. Dark bars
+    are compute that does not run in the order as captured (the fewest nodes whose moves give this
+    order). Bars that are wide enough carry the name of their node, or of the parameters that the
+    transfer serves (``4x``: four members). Plots with a shared time axis keep the longest time in
+    view.
     """
     ax = _axes(ax, height=1.2 + 0.6 * (1 + len(problem.streams)))
     bars = timeline_bars(problem, schedule)
@@ -201,8 +202,8 @@ def plot_memory(
     *,
     kept_tensors: Iterable[str] = (),
 ) -> "Axes":
-    """Draw the bytes alive at each step of ``schedule``, with their peak, what the caller keeps,
-    and the cap; return the axes. Bytes of ``kept_tensors``, nodes whose values are kept from
+    """Draw the bytes alive at each step of ``schedule``, with their peak, the bytes that the caller
+    keeps, and the cap; return the axes. Bytes of ``kept_tensors``, nodes whose values are kept from
     forward to backward, have a colour of their own.
 
     The horizontal axis is the order of the schedule, not the clock: memory is a function of the
@@ -261,7 +262,7 @@ def plot_memory(
 
 
 def _plot_levels(ax: "Axes", kept_bytes: int, cap_bytes: int | None, scale: int, unit: str) -> None:
-    """Draw what the caller keeps, and the cap, as lines from end to end."""
+    """Draw the bytes that the caller keeps, and the cap, as lines from end to end."""
     if kept_bytes:
         ax.axhline(
             kept_bytes / scale,

@@ -33,7 +33,7 @@ class _Console(Console):
         self.file.flush()
 
     def on_broken_pipe(self) -> None:
-        """Raise again what Rich caught."""
+        """Raise the error again that Rich caught."""
         raise BrokenPipeError
 
 

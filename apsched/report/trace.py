@@ -2,8 +2,8 @@
 real job if you like.
 
 Format: "Trace Event Format" (Chromium). Conventions of Kineto, whose traces torch.profiler exports:
-microseconds, a thread for each stream under the device's process, work of category ``kernel``, what
-is no work of category ``gpu_user_annotation``, launches tied to kernels by flows of category
+microseconds, a thread for each stream under the device's process, work of category ``kernel``, all
+other entries of category ``gpu_user_annotation``, launches tied to kernels by flows of category
 ``ac2g``. Process numbers lie above those that Linux gives (at most 2**22), so that both traces fit
 into one file.
 """
@@ -114,8 +114,8 @@ def _compute(
     pid: int, problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps
 ) -> Iterator[Event]:
     """Yield the operations of the compute stream, and its stalls with their causes. Steps without
-    length are left out: in Perfetto they would lie in what begins at the same time. Where nothing
-    runs behind a wait, its flow leads to a mark at the end.
+    length are left out: in Perfetto they would lie inside the entry that begins at the same time.
+    If nothing runs behind a wait, its flow leads to a mark at the end.
     """
     moved = moved_compute(problem, schedule)
     why = stalls(problem, schedule, timeline, caps)

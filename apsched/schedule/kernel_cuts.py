@@ -1,12 +1,12 @@
-"""Kernels that an order cuts in two, and what that costs.
+"""Kernels that an order cuts in two, and the cost of the cuts.
 
-What a compiler makes one kernel of stands together among the compute nodes as captured: a *run* of
-neighbours. A ``KernelCut`` is a place in it with a price. An order makes the cut where the nodes of
-the run before it stand together, those from it on stand together, and other compute stands between
-the two; a run that stands together is one kernel, in whatever order. Then what passes from one
-piece to the other is written and read, and each piece has a floor: some nodes take longer. A kernel
-is cut once at most; orders that tear it in other ways, which no solver makes, pay what they pay
-whole.
+The nodes that a compiler makes into one kernel stand together among the compute nodes as captured:
+a *run* of neighbours. A ``KernelCut`` is a place in it with a price. An order makes the cut if the
+nodes of the run before that place stand together, the other nodes of the run stand together, and
+other compute stands between the two pieces; a run that stands together is one kernel, whatever the
+order inside it. After a cut the values that pass from one piece to the other are written and read,
+and each piece has a floor: some nodes take longer. A kernel is cut once at most; orders that tear
+it in other ways, which no solver makes, pay the price of the whole kernel.
 """
 
 from collections.abc import Sequence

@@ -50,9 +50,9 @@ def lifetimes(problem: Problem, schedule: Schedule) -> list[Lifetime]:
                     last use of any output
     ==============  =============================  =================  ============================
 
-    What a cast makes of an input does not exist in such a bucket: the copy-in reads what the cast
-    would have read. A coalesced bucket has no buffers: inputs and outputs of its members live as
-    those of a collective alone, outputs from the START, inputs to the WAIT.
+    The result of the cast of an input does not exist in such a bucket: the copy-in reads the input
+    of the cast. A coalesced bucket has no buffers: inputs and outputs of its members live as those
+    of a collective alone, outputs from the START, inputs to the WAIT.
     """
     at = {(step.kind, step.index): k for k, step in enumerate(schedule.steps)}
     node_step = {

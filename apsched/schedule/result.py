@@ -256,11 +256,11 @@ class SolveResult:
         deterministic_work: float = 0.0,
         trade_offs: tuple[TradeOff, ...] = (),
     ) -> Self:
-        """Return the answer that ``best`` is. No bound is above what ``best`` has: a larger one is
-        lowered to that.
+        """Return the answer whose best schedule is ``best``. No bound exceeds the figure of
+        ``best``: a larger bound is lowered to that figure.
 
         ``best`` is optimal where its step time meets ``bound_ticks``; ``floor_memory_bytes`` and
-        ``fastest_ticks`` are the least known beside ``best`` itself.
+        ``fastest_ticks`` are the least values known apart from ``best`` itself.
         """
         bound_ticks = max(bound_ticks, 0)
         return cls(

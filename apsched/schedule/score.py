@@ -1,5 +1,5 @@
-"""A schedule and what it is worth: figures of ``simulate``, and the caps that it breaks as
-``verify`` sees them.
+"""A schedule and its score: the figures of ``simulate``, and the caps that it breaks according to
+``verify``.
 """
 
 from apsched.config import Caps

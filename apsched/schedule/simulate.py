@@ -5,8 +5,8 @@ group, exact memory.
     end_c = max(t at the point of launch, end of the collective before c on its stream) + T_c
 
 Nodes of a kernel that the order cuts take longer (:mod:`apsched.schedule.kernel_cuts`). Where the
-problem has contention (:mod:`apsched.problem.contention`), durations grow with what else runs
-(:class:`apsched.schedule.clocks.SharedClock`).
+problem has contention (:mod:`apsched.problem.contention`), durations grow with the work that runs
+at the same time (:class:`apsched.schedule.clocks.SharedClock`).
 
 Memory follows the order, not the clock: live bytes at a step are those of all storages born at or
 before it whose last use is at or after it.

@@ -104,7 +104,7 @@ def _positions(problem: Problem, schedule: Schedule) -> list[int]:
 
 
 def _precedence(problem: Problem, schedule: Schedule, position: list[int]) -> list[str]:
-    """No node comes before one that it depends on; what a copy-in does instead of nodes, it does in
+    """No node comes before one that it depends on; a copy-in that replaces nodes does their work in
     their order.
     """
     flat = [bucket for bucket in schedule.buckets if not bucket.coalesced]

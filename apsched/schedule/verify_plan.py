@@ -17,8 +17,8 @@ def broken_rules(problem: Problem, schedule: Schedule) -> list[str]:
 
 
 def _groups(problem: Problem, schedule: Schedule) -> list[str]:
-    """The members of a group are in one bucket, alone if it is closed; what the plan forbids
-    is in none.
+    """The members of a group are in one bucket, alone if it is closed; a collective whose bucketing
+    the plan forbids is in none.
     """
     bucket_of = {c: b for b, bucket in enumerate(schedule.buckets) for c in bucket.members}
     members: dict[int, list[int]] = {}

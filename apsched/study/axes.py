@@ -1,10 +1,10 @@
-"""``--vary NAME=VALUES``: what varies in a study, as typed. Values stay text, as the options
-themselves do.
+"""``--vary NAME=VALUES``: the options that vary in a study, as typed. Values stay text, as the
+options themselves do.
 
 seq=2048,8192                          a list
 memory_cap=40GiB,60GiB,none            the same of caps
-memory_cap=floor..none:20              20 caps from the least feasible to what the fastest schedule
-                                       needs, both included
+memory_cap=floor..none:20              20 caps from the least feasible to the memory of the fastest
+                                       schedule, both included
 seq=2048..8192:4                       4 values, evenly spaced: 2048, 4096, 6144, 8192
 mesh=fsdp=64,fsdp=128                  meshes: a comma begins the next one where it names an axis
                                        that the mesh has already
@@ -45,7 +45,7 @@ _MOST_VALUES = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRange:
-    """Evenly spaced memory caps; an end may be ``floor``, the last may be ``none``, which is what
+    """Evenly spaced memory caps; an end may be ``floor``, the last may be ``none``, the memory that
     the fastest schedule needs.
     """
 

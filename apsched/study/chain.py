@@ -1,18 +1,18 @@
-"""Memory caps on one graph: which to solve, and which to answer from the others.
+"""Memory caps on one graph: the caps to solve, and the caps to answer from the others.
 
-Along a cap everything is monotone: a schedule with peak p is one under every cap >= p, and a bound
-holds under every tighter cap. So
+Along a cap everything is monotone: a schedule with peak p is feasible under every cap >= p, and a
+bound holds under every tighter cap. So
 
-1. solve under the loosest cap, which also says where the floor is and what the fastest schedule
+1. solve under the loosest cap, which also gives the floor and the memory that the fastest schedule
    needs;
 2. solve under the tightest cap that is not below the floor;
-3. solve in the middle of where most is unknown, ``MOST_SOLVES`` in all: between neighbours a < b
-   that were solved the step time lies between T(b) and T(a), so that n caps between them leave n
+3. solve in the middle of the interval where most is unknown, ``MOST_SOLVES`` in all: between solved
+   neighbours a < b the step time lies between T(b) and T(a), so that n caps between them leave n
    (T(a) - T(b)) unknown;
-4. answer the others in ascending order, each from the caps that were solved and from the cap before
-   it (:mod:`apsched.solver.frontier`);
-5. where a tighter cap has a faster schedule than one that was solved, or a looser cap a higher
-   bound, take that;
+4. answer the others in ascending order, each from the solved caps and from the cap before it
+   (:mod:`apsched.solver.frontier`);
+5. if a tighter cap has a faster schedule than a solved cap, or a looser cap a higher bound, take
+   that schedule or bound;
 6. where neighbours differ by more than the slack, and only other caps answered one of them, solve
    in the middle of the caps around them that are not solved, and repeat step 5, until
    neighbours that differ are solved or proven optimal.

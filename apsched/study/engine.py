@@ -12,8 +12,8 @@ _SECONDS_TO_END = 5.0
 
 
 class Engine(Protocol):
-    """An executor that functions of ``apsched.study.worker`` are handed to, and what it needs
-    around.
+    """An executor for functions of ``apsched.study.worker``, with its slots, its recovery and its
+    end.
     """
 
     @property
@@ -30,7 +30,7 @@ class Engine(Protocol):
         """Get over a worker that was lost."""
 
     def stop(self) -> None:
-        """Stop at once; what runs is lost."""
+        """Stop at once; running questions are lost."""
 
 
 class GivenEngine:
@@ -51,7 +51,7 @@ class GivenEngine:
         """Nothing to do."""
 
     def stop(self) -> None:
-        """Hand in no more; what runs is left to its owner."""
+        """Hand in no more; running questions are left to the owner of the executor."""
 
 
 class InProcess(Executor):

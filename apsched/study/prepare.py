@@ -1,5 +1,5 @@
-"""From settings to graphs at their costs, each source captured once; what an earlier run captured
-is not captured again.
+"""From settings to graphs at their costs, each source captured once; a capture of an earlier run is
+not repeated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -121,7 +121,7 @@ def _key(setting: Setting) -> Key:
 
 
 def _beside_each_other(rows: Sequence[GraphRow], setting: Setting, store: Store) -> list[Prepared]:
-    """Return the graphs of one setting with what the device holds beside each."""
+    """Return the graphs of one setting with the memory that the device holds beside each."""
     cluster = cluster_of(rows[0], setting) if rows else None
     if cluster is None:
         return [Prepared(setting=setting, graph=row) for row in rows]
@@ -133,8 +133,8 @@ def _beside_each_other(rows: Sequence[GraphRow], setting: Setting, store: Store)
 
 
 def _capture_id(setting: Setting) -> str | None:
-    """Return a name for what a capture depends on; ``None`` where that is not known: code of the
-    user's may do something else next time.
+    """Return a name for all inputs of a capture; ``None`` if they are not known: code of the user's
+    may do something else next time.
     """
     request, costs = setting.request, setting.costs
     kind = classify(request.source)
@@ -313,7 +313,7 @@ def _kept_stored(
 
 
 def _kept_id(setting: Setting, again: Sequence[GraphRow], cap: str | None) -> str:
-    """Return a name for what the choice of kept parameters depends on."""
+    """Return a name for all inputs of the choice of kept parameters."""
     described = setting.described()
     identity = described if setting.keep.mode == AUTO else {"keep": described["keep"]}
     ids = [row.graph_id for row in again]

@@ -10,10 +10,10 @@ Tables, each a plain list that a report or pandas reads:
 - ``points``: one row a question: a graph, a memory cap, all other options (``described``: JSON);
 - ``results``: its answer: figures in microseconds and bytes, ``report`` (JSON, as ``apsched solve
   --json`` says of a graph);
-- ``runs``: who asked what, with which versions, when.
+- ``runs``: one row a run: its command, versions, begin, end and number of points.
 
 Files are written before the row that names them, and a row is written whole: a stop at any moment
-loses at most what is in flight. Several processes may write: rows have unique names, the better of
+loses at most the work in flight. Several processes may write: rows have unique names, the better of
 two answers to one question stays, and writers wait for each other.
 """
 

@@ -37,7 +37,7 @@ def aot_compiled(
 
 
 def default_partition(joint: Any, joint_inputs: Any, **options: Any) -> tuple[Any, Any]:
-    """Return forward and backward graph: backward gets what eager autograd would save
+    """Return forward and backward graph: backward gets the tensors that eager autograd would save
     (torch/_functorch/partitioners.py).
     """
     from torch._functorch.partitioners import default_partition as partition
@@ -72,13 +72,14 @@ def inductor_compiled(
     *,
     joint_cache: bool = True,
 ) -> Callable[..., Any]:
-    """Return ``gm`` compiled by Inductor, with ``patches`` of its settings also where backward is
-    compiled, which is later.
+    """Return ``gm`` compiled by Inductor, with ``patches`` of its settings, which also hold when
+    backward is compiled later.
 
-    ``around`` is given the function that compiles one graph of AOTAutograd or finds it in
-    Inductor's cache, and returns what is called in its place. Without ``joint_cache`` forward and
-    backward are not looked up as one, where neither would be called (torch/_inductor/compile_fx.py,
-    compile_fx and compile_fx_inner; torch/_functorch/config.py, enable_autograd_cache).
+    ``around`` takes the function that compiles one graph of AOTAutograd or finds it in Inductor's
+    cache, and returns the function to call in its place. Without ``joint_cache`` forward and
+    backward are not looked up as one entry; a hit on such an entry would call neither function
+    (torch/_inductor/compile_fx.py, compile_fx and compile_fx_inner; torch/_functorch/config.py,
+    enable_autograd_cache).
     """
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -181,7 +182,7 @@ def dynamo_parameters(gm: Any) -> dict[int, str]:
 
 
 def plain_parameter_name(name: str) -> str:
-    """Return the name of a parameter without what torch.compile (``_orig_mod``) and
+    """Return the name of a parameter without the parts that torch.compile (``_orig_mod``) and
     torch/nn/utils/parametrize.py add to it.
     """
     return _PARAMETRIZED.sub(
@@ -236,8 +237,8 @@ def describe_gradients(graph: Any, names: Mapping[int, str]) -> None:
 
 
 def replace_graph(graph: Any, module: Any) -> None:
-    """Make ``graph`` that of ``module`` in place: its nodes by name, in its order, and what they
-    take from the module.
+    """Replace ``graph`` in place by the graph of ``module``: its nodes, in its order, and the
+    attributes that they take from the module.
 
     Nodes get new names (torch/fx/graph.py, Graph._graph_namespace).
     """

@@ -34,10 +34,11 @@ def _overridable() -> frozenset[Any]:
 
 
 def is_torch_function(target: Any) -> bool:
-    """Return whether ``target`` is torch's own, and does what the operators do that it dispatches.
+    """Return whether ``target`` is torch's own, and has only the effects of the operators that it
+    dispatches.
 
-    torch/overrides.py, get_overridable_functions; torch/_C/_VariableFunctions.pyi, which has also
-    what makes tensors of no tensor (``torch.rand``).
+    torch/overrides.py, get_overridable_functions; torch/_C/_VariableFunctions.pyi, which also has
+    the functions that make tensors from no tensor (``torch.rand``).
     """
     try:
         function = getattr(torch._C._VariableFunctions, getattr(target, "__name__", ""), None)

@@ -92,7 +92,7 @@ def fsdp_policies(
     model: Any,
 ) -> tuple[dict[tuple[int, str], GatheredParameter], dict[int, CastModule]]:
     """Return the arguments of ``fully_shard``, by module (its ``id``) and name of the parameter,
-    and by module; ``ValueError`` for what has no counterpart in a graph.
+    and by module; ``ValueError`` for an argument without a counterpart in a graph.
 
     (torch/distributed/fsdp/_fully_shard/_fsdp_state.py, _fsdp_param_group.py, _fsdp_param.py)
     """

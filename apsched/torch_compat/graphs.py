@@ -221,8 +221,8 @@ def set_traced_module_stack(stack: dict[str, tuple[str, type]] | None) -> None:
 
 
 def parameter_behind(descriptor: object) -> str | None:
-    """Return the name of the parameter behind a joint input, by ``meta["desc"]``: that of the
-    module, without what wrappers add (torch/_functorch/_aot_autograd/descriptors.py).
+    """Return the name of the parameter behind a joint input, by ``meta["desc"]``: the name in the
+    module, without the parts that wrappers add (torch/_functorch/_aot_autograd/descriptors.py).
     """
     from torch._functorch._aot_autograd.descriptors import ParamAOTInput, SubclassGetAttrAOTInput
 

@@ -1,5 +1,5 @@
-"""Private functions of torch that write a graph as a program of its own, and what its texts of
-graphs mean; each with the torch file it comes from.
+"""Private functions of torch that write a graph as a program of its own, and the meaning of its
+texts of graphs; each with the torch file it comes from.
 """
 
 import io

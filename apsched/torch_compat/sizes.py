@@ -105,10 +105,10 @@ def assume(
     """Decide a value for each symbol of ``sizes`` that depends on data; return them by name.
 
     A symbol gets the value that is ``stated`` for its name, else the one ``profiled``, else torch's
-    own hint (``torch._dynamo.mark_unbacked(..., hint_override=...)``), else an even share of a sum
-    that is known: of one that the graph asserts, or of one in ``equal``, pairs of sums that are
-    taken as equal; else ``FALLBACK_SIZE``. What was decided before in the same ShapeEnv stays, as
-    long as the same is ``stated`` and ``profiled``.
+    own hint (``torch._dynamo.mark_unbacked(..., hint_override=...)``), else an even share of a
+    known sum: one that the graph asserts, or one in ``equal``, pairs of sums that are taken as
+    equal; else ``FALLBACK_SIZE``. A value decided before in the same ShapeEnv stays, as long as
+    ``stated`` and ``profiled`` are the same.
     """
     pairs = [*equal]
     found: dict[ShapeEnv, dict[sympy.Symbol, None]] = {}

@@ -1,9 +1,10 @@
-"""``apsched audit --what-if-chunked``: what asynchronous tensor parallelism could win at best.
+"""``apsched audit --what-if-chunked``: the largest possible gain of asynchronous tensor
+parallelism.
 
 A collective on the path (tensor or expert parallel) waits for a matrix product, and the next matrix
-product waits for it. Split in two along the rows, with the products at both ends and what lies
-between, the first half is on the wire while the second is computed. The bound gives the largest
-gain of such kernels before they are written; it knows no price of smaller products (see
+product waits for it. Suppose both products and the nodes between them are split in two along the
+rows: the first half is on the wire while the second is computed. The bound gives the largest gain
+of such kernels before they are written; it knows no price of smaller products (see
 ``apsched.solver.bounds.any_order.chunked``).
 """
 

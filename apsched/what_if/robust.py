@@ -87,7 +87,7 @@ def made_robust(
 def _others(
     problem: Problem, scenario_options: ScenarioOptions, hardest: list[tuple[int, Scenario]]
 ) -> Iterator[tuple[str, Problem]]:
-    """Yield what other costs are called, and the problem with them."""
+    """Yield a description of each set of other costs, and the problem with these costs."""
     for times in (1, 2):
         yield (
             f"for a network slower by {100 * times * scenario_options.noise:.0f} %",

@@ -1,13 +1,13 @@
-"""Costs that are not those that a schedule was made for: sampled scenarios, and what a schedule
-takes in each.
+"""Costs other than those that a schedule was made for: sampled scenarios, and the step time of a
+schedule in each.
 
 A scenario gives every node and every collective a factor, and on top of that one factor to all work
 on the compute stream and one to all transfers: a device or a network that is slower as a whole.
-Each factor is exp(sigma z - sigma^2 / 2) with z normal, so of mean 1. Factors belong to nodes and
-collectives, not to places in an order; a bucket has the mean of its members', by bytes. So
-schedules are compared under the same bad luck, whatever shares a launch. What is sampled depends on
-the seed and on the problem's size alone. Memory follows the order, so caps that a schedule keeps it
-keeps in every scenario.
+Each factor is exp(sigma z - sigma^2 / 2) with z normal, so its mean is 1. Factors belong to nodes
+and collectives, not to places in an order; a bucket has the mean of its members' factors, weighted
+by bytes. So schedules are compared under the same bad luck, however they share launches. The
+samples depend on the seed and on the problem's size alone. Memory follows the order, so a schedule
+that keeps a cap keeps it in every scenario.
 """
 
 from collections.abc import Sequence

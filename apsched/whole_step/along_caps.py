@@ -53,8 +53,8 @@ def frontier(
 def range_ends_bytes(
     graphs: Sequence[LoadedGraph], request: SolveRequest, progress: Progress
 ) -> tuple[int, int]:
-    """Return the least memory of both graphs with nothing kept but what rules of the plan keep, and
-    the peak of the fastest step that is found without a memory cap.
+    """Return the least memory of both graphs with only the parameters kept that rules of the plan
+    keep, and the peak of the fastest step that is found without a memory cap.
     """
     step = Step.of(graphs, replace(request, memory_cap=MemoryCap()), progress)
     peak_bytes = solve_step(step).best.peak_bytes

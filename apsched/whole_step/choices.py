@@ -33,12 +33,12 @@ class Parameter:
 
 
 def named_choices(parameters: Sequence[Parameter]) -> dict[str, Choice]:
-    """Return the choices that people make, by name; of equal ones the first.
+    """Return the choices that people make, by name; only the first of equal choices.
 
     ``none``            all gathered again (FULL_SHARD)
     ``all``             all kept (SHARD_GRAD_OP, ZeRO-2)
-    ``last_block``      the block that backward needs first, and what follows it (FSDP2 by habit)
-    ``fsdp2``           what lies outside of blocks: FSDP2 does not reshard its root module
+    ``last_block``      the block that backward needs first, and parameters after it (FSDP2 habit)
+    ``fsdp2``           parameters outside of blocks: FSDP2 does not reshard its root module
     ``threshold``       up to 100,000 elements (DeepSpeed)
     """
     blocks = [block_of(p.name) for p in sorted(parameters, key=lambda p: p.need)]

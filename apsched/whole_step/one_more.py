@@ -50,7 +50,7 @@ class MoreMemory:
 
 
 def with_more_memory(step: Step, now: StepAnswer, more_bytes: int = MORE_BYTES) -> MoreMemory:
-    """Return what ``more_bytes`` of memory buy ``step``, whose answer is ``now`` and fits."""
+    """Return the gain from ``more_bytes`` of memory for ``step``; its answer ``now`` must fit."""
     caps = (cap if cap is None else cap + more_bytes for cap in step.cap_bytes)
     forward, backward = caps
     looser = replace(step, cap_bytes=(forward, backward), solved={})

@@ -55,7 +55,9 @@ class SolvedChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step: its graphs as captured, every parameter gathered again, and what may be kept."""
+    """One step: its graphs as captured, every parameter gathered again, and the parameters that may
+    be kept.
+    """
 
     graphs: Graphs
     request: SolveRequest

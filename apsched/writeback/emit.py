@@ -1,5 +1,5 @@
-"""New nodes with their metadata: values, provenance, and what they inherit from the collectives
-they stand for.
+"""New nodes with their metadata: values, provenance, and the entries inherited from the collectives
+that they stand for.
 """
 
 from collections.abc import Callable, Sequence

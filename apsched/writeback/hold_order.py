@@ -1,26 +1,26 @@
 """Control dependencies that hold the order of a graph through full Inductor, which sorts launches,
 waits and kernels as it likes.
 
-An *event* is a launch or a wait. Events cut the order into segments, and what lies between two
-events stays between them:
+An *event* is a launch or a wait. Events cut the order into segments, and the nodes between two
+events stay between them:
 
 1. an event comes behind the one before it, and behind the compute of the segment before it;
 2. the compute of a segment comes behind the event before it.
 
-One side alone does not hold: without the second, launches and compute float up to where their
-inputs exist; without the first, they sink to where their results are needed. Within a segment
-Inductor sorts as it likes: nothing is launched or waited for there, so that step time stays what it
-is.
+One rule alone does not hold the order: without the second, launches and compute float up to the
+place where their inputs exist; without the first, they sink to the place where their results are
+needed. Within a segment Inductor sorts as it likes: nothing is launched or waited for there, so the
+step time does not change.
 
 Pointwise nodes and the reductions at their ends become one kernel
-(:mod:`apsched.costs.compute.fusion`), and must not be torn apart. Where events stand between the
-nodes of a kernel, it belongs to the segment of its last node. A node that is needed before that
-keeps its own segment, and what comes before it in the kernel goes with it: in the order given, no
-compiler could fuse it with the rest.
+(:mod:`apsched.costs.compute.fusion`), and must not be torn apart. If events stand between the nodes
+of a kernel, the kernel belongs to the segment of its last node. A node that is needed before that
+segment keeps its own segment, and the nodes before it in the kernel go with it: in the order given,
+no compiler could fuse it with the rest.
 
 ``control_deps`` is torch's own (torch/_inductor/fx_passes/control_dependencies.py, with which
-``schedule_overlap_bucketing`` holds its order, too). Its lowering realizes what is depended on, and
-what depends: intermediate results of a kernel are neither.
+``schedule_overlap_bucketing`` holds its order, too). Its lowering realizes the nodes at both ends
+of a dependency: intermediate results of a kernel are never at an end.
 """
 
 from bisect import bisect_left
@@ -48,17 +48,17 @@ def hold_order(
     """Return ``gm`` with control dependencies by which full Inductor keeps its order; ``gm`` itself
     stays unchanged.
 
-    For what compiles graphs as AOTAutograd hands them out
-    (``torch._inductor.compile_fx.compile_fx_inner``). Who runs a graph node by node has its order
-    anyway. It is the last thing to do with a graph: passes see ``control_deps`` instead of what
-    they look for. Control dependencies that are there already go. ``group_ranks`` maps the name of
-    a process group to its process ranks, where the graph names a group without its size that does
-    not run here.
+    The result is for a compiler of graphs as AOTAutograd hands them out
+    (``torch._inductor.compile_fx.compile_fx_inner``). A graph that runs node by node keeps its
+    order anyway. Call this function last: later passes see ``control_deps`` in place of the nodes
+    that they look for. Control dependencies that are there already are removed. ``group_ranks``
+    maps the name of a process group to its process ranks; it is needed if the graph names, without
+    its size, a group that does not run here.
 
     Raises
     ------
     InputError
-        where a node cannot be understood, or where Inductor would overwrite what is in flight
+        where a node cannot be understood, or where Inductor would overwrite a payload in flight
         (:mod:`apsched.writeback.in_flight`); it names the node.
     """
     gm = keep_what_is_sent(without_control_deps(gm))

@@ -1,11 +1,11 @@
-"""Have Inductor keep what a collective in flight still reads.
+"""Have Inductor keep the payload that a collective in flight still reads.
 
 Inductor keeps the input of a functional collective until its wait: the wait counts as a reader
-(torch/_inductor/ir.py, "Out-of-Place Collective Safety"). Of a collective that writes into ``out``
-the wait knows ``out`` alone, and what is sent counts as unused from the launch on. A kernel between
-launch and wait then gets its memory, and what other process ranks receive depends on who is faster
-(torchtitan trained into NaN until ``allow_buffer_reuse`` was off). Control dependencies do not
-help: they hold orders, not memory.
+(torch/_inductor/ir.py, "Out-of-Place Collective Safety"). If a collective writes into ``out``, the
+wait reads ``out`` alone, and the payload counts as unused after the launch. A kernel between launch
+and wait then gets the memory of the payload, and the data that other process ranks receive depend
+on a race (torchtitan trained into NaN until ``allow_buffer_reuse`` was off). Control dependencies
+do not help: they hold orders, not memory.
 """
 
 from typing import Any

@@ -31,7 +31,7 @@ class Member:
     sent: Node
     """The node whose result it sends."""
     payload: Node
-    """The node whose result is copied in: what it sends, or what a cast would have made that of."""
+    """The node whose result is copied in: the node sent, or the input of the cast that makes it."""
     kind: CollectiveKind
     group: Any
     """As the graph hands it to the collective."""

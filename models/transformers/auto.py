@@ -1,9 +1,10 @@
 """Any causal, encoder, encoder-decoder or vision model of Transformers, from a configuration alone.
 
-What :mod:`apsched.models.transformers.config` does for the families it knows, with the model's own
-forward pass and loss. Data parallelism is that of :mod:`apsched.models.own_modules`; tensor
-parallelism follows the model's own plan (``base_model_tp_plan``) by Transformers' own layers,
-expert parallelism :mod:`apsched.models.transformers.experts`.
+This module builds all families as :mod:`apsched.models.transformers.config` builds those it knows,
+but with the model's own forward pass and loss. Data parallelism is that of
+:mod:`apsched.models.own_modules`; tensor parallelism follows the model's own plan
+(``base_model_tp_plan``) by Transformers' own layers, expert parallelism
+:mod:`apsched.models.transformers.experts`.
 """
 
 import inspect
@@ -60,7 +61,8 @@ def build_auto(
     Raises
     ------
     InputError
-        for what Transformers refuses, and for what the mesh or the inputs do not fit.
+        for a configuration that Transformers refuses, and for a model that the mesh or the inputs
+        do not fit.
     """
     config = _config(path, fields, num_layers)
     kind = _model_class(path, config, fields)

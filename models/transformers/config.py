@@ -2,8 +2,8 @@
 the presets.
 
 Layers, names and mathematics are those of the installed ``transformers`` (extra ``apsched[hf]``);
-what stands here is what it does not have as operators that a tracer can see: the loss, causal
-attention without a mask, and tensor parallelism by collectives.
+this module adds the parts that Transformers does not have as operators visible to a tracer: the
+loss, causal attention without a mask, and tensor parallelism by collectives.
 """
 
 import json
@@ -96,8 +96,8 @@ def build_from_config(
     Raises
     ------
     InputError
-        for a file that is no configuration, a model that is not known here, and what does not fit
-        the mesh or the sequence.
+        for a file that is no configuration, a model that is not known here, and a model that does
+        not fit the mesh or the sequence.
     """
     path = path / "config.json" if path.is_dir() else path
     fields = read_config(path)

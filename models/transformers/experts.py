@@ -1,7 +1,7 @@
 """Experts of Transformers' models, spread over ``ep`` by the model's own plan
 (``base_model_ep_plan``).
 
-The exchange of tokens computes what Transformers' ``all_to_all`` does
+The exchange of tokens computes the same as Transformers' ``all_to_all``
 (transformers/distributed/expert_parallel.py), without its branch on the number of tokens received,
 which no tracer can take: experts without tokens compute nothing. Its sizes depend on the routing.
 """

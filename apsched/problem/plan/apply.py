@@ -1,5 +1,5 @@
-"""Problem + plan -> the problem as the plan restricts it: a pure function; the solver completes
-what the plan leaves open.
+"""Problem + plan -> the problem as the plan restricts it: a pure function; the solver decides
+everything that the plan leaves open.
 
 Rules are about collectives that can move (they serve a parameter); collectives on the path of
 compute keep to their data anyway. A contradiction among rules, or with the data, is an
@@ -49,13 +49,13 @@ class Demands:
     """Collective -> slot of its wait."""
 
     def name(self, c: int) -> str:
-        """Return the name of a collective for messages: its node, and what it serves."""
+        """Return the name of a collective for messages: its node and the parameter it serves."""
         collective = self.problem.collectives[c]
         module = f" ({collective.module})" if collective.module else ""
         return f"{self.problem.node_names[collective.start]}{module}"
 
     def wrong(self, rules: Iterable[int], what: str) -> InputError:
-        """Return the error that these rules make ``what``."""
+        """Return an error that names these rules, followed by the given text."""
         return InputError(
             f"{self.problem.name}: {' and '.join(self.rules[r] for r in dict.fromkeys(rules))}:"
             f" {what}"
@@ -190,7 +190,7 @@ def check_chooses_kept(plan: Plan) -> None:
 
 
 def matches(problem: Problem, rule: Rule) -> dict[int, re.Match[str]]:
-    """Return the collectives that ``rule`` is about, with what their names matched."""
+    """Return the collectives that ``rule`` is about, with the matches of their parameter names."""
     pattern = re.compile(rule.match)
     found: dict[int, re.Match[str]] = {}
     if rule.keep is not None:  # it is about parameters

@@ -1,18 +1,19 @@
 """Bitwise mode: gradients are reduced in the buckets, and in the payload order, of eager FSDP2, so
 that sums come out bit for bit.
 
-NCCL adds a chunk of the buffer in an order that depends on where it lies, so membership and payload
-order of a reduce-scatter decide the last bit. ``fully_shard`` on each transformer block and on the
-root makes one parameter group of each block, and one of what is left; the gradients of a group go
-into one reduce-scatter, in the order in which the group lists its parameters. With several replicas
-the all-reduce that follows has the same members. All-gathers only copy, and stay free.
+NCCL adds a chunk of the buffer in an order that depends on its place in the buffer, so membership
+and payload order of a reduce-scatter decide the last bit. ``fully_shard`` on each transformer block
+and on the root makes one parameter group of each block, and one of the remaining parameters; the
+gradients of a group go into one reduce-scatter, in the order in which the group lists its
+parameters. With several replicas the all-reduce that follows has the same members. All-gathers only
+copy, and stay free.
 
 torch/distributed/fsdp/_fully_shard/_fsdp_init.py: ``_get_managed_modules`` lists modules children
 first, ``_get_managed_states`` their own parameters one module after the other. That is the order of
 ``named_parameters()`` but for modules that have parameters both of their own and in their children.
 ``named_parameters()`` is the order of the parameters among the inputs of a traced graph, and so of
-their gradients among its outputs. Dynamo orders inputs by first use: there the user says the order
-(``parameter_order``), or is refused.
+their gradients among its outputs. Dynamo orders inputs by first use: there the user must state the
+order (``parameter_order``), else bitwise mode is refused.
 """
 
 from collections.abc import Iterator

@@ -45,8 +45,8 @@ class ModuleBuckets:
         """Return the rules that make these buckets, and no others, of the collectives of
         ``problems``.
 
-        A bucket holds what can share a launch: parameters that are gathered on another group
-        (experts) have buckets of their own.
+        The collectives of a bucket can share a launch: parameters that are gathered on another
+        group (experts) have buckets of their own.
         """
         rules = []
         for names in self.buckets.values():

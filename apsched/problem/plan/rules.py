@@ -58,8 +58,8 @@ class Rule:
     """
     start: str | int | None = None
     r"""Launched right before the first compute node of the module that this expression matches
-    (``\1`` is what ``match`` captured), or before the first compute node of that rank or a later
-    one.
+    (``\1`` is the text that ``match`` captured), or before the first compute node of that rank or a
+    later one.
     """
     keep: bool | None = None
     """``True``: parameters that match are kept from forward to backward; ``False``: they are
@@ -133,8 +133,8 @@ class Rule:
         )
 
     def start_pattern(self, found: re.Match[str]) -> str:
-        """Return the expression of the module to start before, with what ``match`` captured filled
-        in.
+        """Return the expression of the module to start before, with the text that ``match``
+        captured filled in.
         """
 
         def captured(name: str) -> str:

@@ -20,8 +20,8 @@ def account_table(results: Sequence[Result]) -> Table | None:
     """Return the account of the device, a line for each thing and a column for each graph; ``None``
     where no device is known.
 
-    A graph has as its peak what the schedule found holds, or the least that it is known to need
-    where there is none.
+    The peak of a graph is that of the schedule found, or the least memory that the graph is known
+    to need if there is no schedule.
     """
     known = [(result, result.account) for result in results if result.account is not None]
     if not known:

@@ -1,4 +1,4 @@
-"""The summary that ``solve`` prints first: the step, the best baseline, rate, memory, what next."""
+"""The summary that ``solve`` prints first: the step, best baseline, rate, memory, next steps."""
 
 import math
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ def _rate_line(rate: StepRate, step_us: float) -> str:
 
 
 def _memory_line(results: Sequence[Result]) -> str:
-    """Return the highest peak, and what the tightest graph leaves of its memory."""
+    """Return the highest peak, and the memory that the tightest graph leaves."""
     peak = max(results, key=_peak_bytes)
     text = f"peak {show_bytes(_peak_bytes(peak))}"
     if len(results) > 1:
@@ -102,7 +102,7 @@ def _memory_line(results: Sequence[Result]) -> str:
 
 
 def _next_lines(results: Sequence[Result], gap: float) -> list[str]:
-    """Return in one line what may be worth a try; none where nothing is."""
+    """Return one line of options that may be worth a try; no line if there are none."""
     found = []
     largest = max(
         (result for result in results if result.chosen is not None),

@@ -43,7 +43,7 @@ def three_lines(result: Result) -> tuple[str, str, str]:
 
 
 def summary_text(result: Result) -> str:
-    """Return what ``apsched solve`` prints about a graph, the summary and its details."""
+    """Return the text of ``apsched solve`` about a graph: the summary and its details."""
     if result.best is None:
         return explain_infeasible(result)
     return "\n".join([*first_lines([result], None), "", *summary_lines(result)])

@@ -53,7 +53,7 @@ class StepResult:
         return self.answer.best.peak_bytes if self.answer.best.fits else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what ``apsched solve --json`` says as ``keep``: the figures of each choice solved,
+        """Return the entry ``keep`` of ``apsched solve --json``: the figures of each choice solved,
         and the frontier of memory and step time among them.
         """
         return keep_json(self.answer) | {"tensors": self.kept_tensors}
@@ -63,5 +63,5 @@ class StepResult:
         write_atomic(Path(path), kept_file(self.answer.best.kept))
 
     def __repr__(self) -> str:
-        """The step, what is kept, and memory against step time."""
+        """The step, the kept parameters, and memory against step time."""
         return "\n".join(("apsched.StepResult", *(f"  {line}" for line in kept_lines(self.answer))))

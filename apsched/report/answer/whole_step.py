@@ -49,7 +49,7 @@ def _figures(choice: SolvedChoice) -> dict[str, Any]:
 
 
 def print_kept(answer: StepAnswer, stream: TextIO) -> None:
-    """Print the choices that people make beside the one found, and what that keeps."""
+    """Print the choices that people make beside the one found, and the parameters that it keeps."""
     figures = ("kept", "kept bytes", "forward ms", "backward ms", "step ms", "peak memory")
     table = plain_table("choice", *figures, "fits", right=figures)
     for name, choice in (*answer.baselines.items(), ("apsched", answer.best)):
@@ -127,7 +127,7 @@ def kept_lines(answer: StepAnswer) -> tuple[str, ...]:
 
 
 def more_memory_json(found: MoreMemory) -> dict[str, Any]:
-    """Return what ``--json`` says of a step with more memory."""
+    """Return the figures of a step with more memory for ``--json``."""
     return {
         "more_bytes": found.more_bytes,
         "memory_cap_bytes": found.more.cap_bytes,
@@ -142,7 +142,7 @@ def more_memory_json(found: MoreMemory) -> dict[str, Any]:
 
 
 def more_memory_lines(found: MoreMemory) -> tuple[str, ...]:
-    """Return in words what more memory buys."""
+    """Return the gain from more memory in words."""
     now, more = found.now, found.more
     caps = f"memory cap {show_bytes(now.cap_bytes)} -> {show_bytes(more.cap_bytes)}"
     possible = f"at most {show_us(ticks_to_us(found.possible_ticks))}"

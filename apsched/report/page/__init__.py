@@ -1,11 +1,11 @@
 """A run as one HTML file that needs nothing else: no network, no torch, no library.
 
 The pictures are drawn by scripts of our own on canvas, not by a plotting library. A step of LLaMA-3
-8B has eight thousand bars in two orders and two directions: canvas draws those in view at every
-move in milliseconds, where one element (or one trace) a bar would crawl; Plotly's smallest bundle
-is a megabyte, has neither timelines nor patterns on canvas, and would have to be vendored and kept
-up to date. What we need (bars, one axis that zooms, a tooltip) takes a few hundred lines, under the
-licence of the rest.
+8B has eight thousand bars in two orders and two directions: canvas draws the bars in view in
+milliseconds at every move, while one element (or one trace) for each bar would be slow; Plotly's
+smallest bundle is a megabyte, has neither timelines nor patterns on canvas, and would have to be
+vendored and kept up to date. The parts that we need (bars, one axis that zooms, a tooltip) take a
+few hundred lines, under the licence of the rest.
 """
 
 import re

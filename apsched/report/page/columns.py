@@ -1,8 +1,8 @@
 """Data of the pictures of a report: columns of whole numbers, and one table of the strings that
 they name.
 
-Numbers are ticks and bytes, exact as simulated. ``page_data`` gives plain lists; ``packed`` what
-stands in the page: JSON, gzip, base64.
+Numbers are ticks and bytes, exact as simulated. ``page_data`` gives plain lists; ``packed`` gives
+the text in the page: JSON, gzip, base64.
 """
 
 import base64
@@ -190,5 +190,5 @@ def _lives(
 
 
 def _differences(values: tuple[int, ...]) -> list[int]:
-    """Return the first of ``values`` and what each adds to the one before: few digits."""
+    """Return the first of ``values`` and the difference of each from the one before: few digits."""
     return [value - (values[k - 1] if k else 0) for k, value in enumerate(values)]

@@ -1,4 +1,4 @@
-"""The section of a report on the whole step: the choices that were solved, and what is kept."""
+"""The section of a report on the whole step: the choices solved, and the kept parameters."""
 
 from collections.abc import Mapping
 from html import escape
@@ -12,8 +12,8 @@ ANCHOR = "kept"
 
 
 def kept_section(keep: Mapping[str, Any]) -> str:
-    """Return the section on what is kept from forward to backward; ``keep`` is what ``--json`` says
-    of it.
+    """Return the section on the parameters kept from forward to backward; ``keep`` is the entry of
+    that name in ``--json``.
     """
     names, kept = keep["parameters"], keep["kept"]
     again = sorted({*names} - {*kept})

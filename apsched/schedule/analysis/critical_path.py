@@ -9,9 +9,8 @@ stream. Going back in time:
 - a transfer begins when it is launched (the path goes to the compute stream) or when the one before
   it on its stream ends.
 
-A stretch of transfers on the path begins with a launch. What kept that launch from standing sooner
-is the *cause* of the stretch: its data, a cap, or nothing at all (the solver's choice, within its
-slack).
+A stretch of transfers on the path begins with a launch. The *cause* of the stretch is the obstacle
+to an earlier launch: its data, a cap, or nothing at all (the solver's choice, within its slack).
 """
 
 from collections.abc import Sequence
@@ -78,7 +77,7 @@ class CriticalPath:
     compute_ticks: int
     """Compute nodes on the path."""
     overhead_ticks: int
-    """Launches, copies and what travels with them (casts, divisions), on the path."""
+    """Launches, copies and the nodes that travel with them (casts, divisions), on the path."""
     stretches: tuple[Stretch, ...]
     """In order of time."""
     full_step: int

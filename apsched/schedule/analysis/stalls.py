@@ -127,7 +127,7 @@ def _work_before(problem: Problem, schedule: Schedule, timeline: Timeline) -> li
 
 
 def exposed_lines(found: Sequence[Stall], most: int = 5) -> tuple[str, ...]:
-    """Return the longest stalls for people, and the sum of the others by what they are due to."""
+    """Return the longest stalls for people, and the sum of the others by cause."""
     lines = []
     for e in found[:most]:
         more = f" (+{e.num_members - 1})" if e.num_members > 1 else ""

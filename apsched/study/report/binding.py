@@ -1,12 +1,13 @@
 """The binding resource at each point of a frontier, and the cap from which more bucketing no longer
 pays.
 
-A resource binds where more of it would make the step shorter:
+A resource binds if more of it would make the step shorter:
 
 - **memory** where a looser cap of the same frontier is known to be faster by more than the time
   slack; at the loosest cap, where a gather does not fit and a stall follows;
-- else, or behind it, what owns most of the critical path: **compute**, the **network of a group**
-  (its transfers, head and tail included) or **launches, copies, casts** on the compute stream.
+- else, or behind it, the owner of most of the critical path: **compute**, the **network of a
+  group** (its transfers, head and tail included) or **launches, copies, casts** on the compute
+  stream.
 """
 
 from collections.abc import Mapping, Sequence
@@ -174,8 +175,8 @@ def _more_pays(point: Point, points: Sequence[Point]) -> bool:
 
 
 def bucketing_text(points: Sequence[Point]) -> str:
-    """Return in a line where buckets pay, what they save at least, and from where on more of them
-    no longer pay.
+    """Return one line with the caps at which buckets pay, the least that they save, and the cap
+    from which more buckets no longer pay.
     """
     found = bucketing(points)
     if not points:

@@ -55,7 +55,7 @@ def needed_bytes(point: Point) -> int:
 
 
 def prices_ms_per_gib(points: Sequence[Point]) -> tuple[float | None, ...]:
-    """Return for each point what the GiB between it and the one before buy: ms of step time each;
+    """Return for each point the ms of step time gained by each GiB between it and the point before;
     ``None`` for the first.
     """
     prices: list[float | None] = [None]

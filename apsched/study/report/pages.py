@@ -221,7 +221,7 @@ def _detail(store: Store, line: Line, point: Point, command: Mapping[str, Any]) 
 
 def _source_and_options(point: Point, command: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the source and the options that ``apsched solve`` takes for this point: the study's
-    command, what varied as it was here.
+    command, with the varied options as at this point.
     """
     varied = [axis.name for axis in parse_vary(list(command.get("vary", ())))[0]]
     values = {

@@ -20,7 +20,7 @@ class StepPoint:
     memory_cap_bytes: int | None
     step_time_us: float | None
     bound_us: float
-    """Of both graphs with what is kept here; another choice may lie below."""
+    """Bound of both graphs with the parameters kept here; another choice may lie below."""
     peak_memory_bytes: int | None
     kept_bytes: int
     kept: tuple[str, ...]

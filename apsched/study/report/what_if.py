@@ -1,5 +1,5 @@
-"""One change of hardware or size, answered directly: now and then, each with its bound, and what of
-the difference is proven.
+"""One change of hardware or size, answered directly: the step before and after the change, each
+with its bound, and the proven part of the difference.
 
     network=2x        twice the bandwidth between nodes (:mod:`apsched.study.speeds`)
     compute=0.8x      compute at 0.8 times its speed
@@ -7,8 +7,8 @@ the difference is proven.
                       everything else stays
     memory=-10GiB     a memory cap that is so much lower (or with ``+`` higher)
 
-Two searches differ by chance, so that only bounds prove: the best schedule of now needs at least
-the bound of now.
+Two searches differ by chance, so only bounds prove a difference: the best schedule before the
+change takes at least the bound before the change.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The answer to a what-if question as text."""
+"""The answer to one change of hardware or size as text."""
 
 from collections.abc import Sequence
 from typing import Any, TextIO

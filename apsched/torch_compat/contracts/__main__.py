@@ -1,5 +1,5 @@
 """``python -m apsched.torch_compat.contracts``: run every contract with the torch that is installed
-here, and print what came of it.
+here, and print the results.
 """
 
 import logging

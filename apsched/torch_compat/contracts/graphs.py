@@ -1,4 +1,4 @@
-"""Contracts of what captures and rewrites graphs."""
+"""Contracts of the functions that capture and rewrite graphs."""
 
 import torch
 from torch import nn
