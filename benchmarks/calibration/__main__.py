@@ -1,10 +1,11 @@
-"""``python -m benchmarks.calibration``: how well a profile predicts steps that it has not seen,
-and a schedule that has not run.
+"""``python -m benchmarks.calibration``: the error of a profile's prediction for unseen steps, and
+for a schedule that has not run.
 
-Starts gloo processes of one thread that run ``llama3-debug``, profiled by ``torch.profiler``. Costs
-are read off every other step (``apsched calibrate --trace``); the others are what they are held
-against. Then the schedule that these costs lead to is written back and run. Exit status: 0 all
-within 10 %, 1 not (the machine must do nothing else meanwhile), 2 wrong use.
+The benchmark starts gloo processes of one thread that run ``llama3-debug``, profiled by
+``torch.profiler``. It reads costs off every other step (``apsched calibrate --trace``) and compares
+the prediction with the remaining steps. Then it solves with these costs, writes the schedule back
+and runs it. Exit status: 0 all within 10 %, 1 not (the machine must do nothing else meanwhile), 2
+wrong use.
 """
 
 import argparse
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_job(world_size: int, num_steps: int) -> dict[str, Any]:
-    """Return what process rank 0 of a job found."""
+    """Return the report of process rank 0 of a job."""
     paths = [
         str(Path(__file__).resolve().parents[2]),
         *filter(None, [os.environ.get("PYTHONPATH")]),
@@ -96,7 +97,7 @@ def run_job(world_size: int, num_steps: int) -> dict[str, Any]:
 
 
 def markdown(reports: dict[int, dict[str, Any]]) -> str:
-    """Return a table of what was measured beside what was predicted."""
+    """Return a table of the measured times beside the predicted ones."""
     lines = [
         (
             f"{platform.machine()}, {os.cpu_count()} cores, torch {version('torch')}; load average"

@@ -53,7 +53,7 @@ class Figure:
 
 
 def main(process_rank: int, world_size: int, folder: Path, num_steps: int) -> None:
-    """Write what was found to ``FOLDER/0.json``."""
+    """Run the job and write the report of process rank 0 to ``FOLDER/0.json``."""
     avoid_coalesced_gathers()
     dist.init_process_group(
         "gloo",

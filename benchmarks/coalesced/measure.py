@@ -2,9 +2,9 @@
 members one by one, on gloo.
 
 Process ranks of one thread gather and reduce-scatter buckets of several sizes, the three forms by
-turns. What a coalesced launch takes above the flat transfer of the same bytes, for each member, is
-the ``coalesced_member_us`` that a cluster file may state. On gloo a coalesced launch is a loop over
-its members; NCCL makes one group launch of it.
+turns. The time of a coalesced launch above the flat transfer of the same bytes, divided by the
+number of members, is the ``coalesced_member_us`` that a cluster file may state. On gloo a coalesced
+launch is a loop over its members; NCCL makes one group launch of it.
 """
 
 import argparse

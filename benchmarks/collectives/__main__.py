@@ -20,12 +20,12 @@ HERE = Path(__file__).resolve().parent
 PUBLISHED = HERE / "published.csv"
 REPORT = HERE.parents[1] / "docs" / "collectives.md"
 TRAINING_BYTES = 16 << 20
-"""From here on: what buckets of a training step have."""
+"""The smallest message that counts as a bucket of a training step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One published measurement and what the model says of it."""
+    """One published measurement beside the bandwidth that the model gives for it."""
 
     cluster: str
     kind: str

@@ -1,10 +1,11 @@
-"""One case in a process of its own: ``python -m benchmarks.common.case FILE``. FILE names the
-case, and gets its record.
+"""One case in a process of its own: ``python -m benchmarks.common.case FILE``. FILE names the case,
+and gets its record.
 
-In this order, so that the memory of each part is known: torch captures; a small graph warms up
-solver and torch's pass; the graphs are exported and solved under each memory cap, and written back;
-then torch's schedulers run on the same graphs, and what they reach is solved for with the peak of
-their graph as the cap; last, one graph is solved again in other processes.
+The steps have a fixed order, so that the memory of each part is known. First torch captures the
+graphs; a small graph warms up the solver and torch's pass; the graphs are exported, solved under
+each memory cap, and written back. Then torch's schedulers run on the same graphs, and each graph is
+solved with the peak of torch's schedule as the cap. Last, one graph is solved again in other
+processes.
 """
 
 import json
@@ -79,7 +80,7 @@ class _Graph:
 
     loaded: LoadedGraph
     exact: dict[Schedule, bool] = field(default_factory=dict)
-    """Whether the graph after write-back does what was claimed, of every schedule so far."""
+    """Whether the graph after write-back has the claimed figures, for every schedule so far."""
 
     @property
     def problem(self) -> Problem:
@@ -95,7 +96,7 @@ class _Session:
         self._file, self.record, self._began = file, record, time.perf_counter()
 
     def add(self, **changes: object) -> None:
-        """Put ``changes`` in place of what the record says."""
+        """Replace fields of the record by ``changes``, and save it."""
         wall_s = time.perf_counter() - self._began
         self.record = replace(self.record, wall_s=wall_s, cpu_s=cpu_s(), **changes)  # type: ignore[arg-type]
         save_case(self._file, self.record)
@@ -286,7 +287,7 @@ def _size(problem: Problem, floor_bytes: int) -> GraphSize:
 def _solve(
     graph: _Graph, cap: str, memory_cap_bytes: int | None, compute_move: int = 0
 ) -> tuple[Row, Result | None]:
-    """Return the figures of one solve + write-back; what fails is a row that says so."""
+    """Return the figures of one solve + write-back; after a failure the row gives the error."""
     row = Row(
         direction=graph.problem.name,
         cap=cap,
@@ -357,8 +358,8 @@ def _write_back(graph: LoadedGraph, result: Result) -> torch.fx.GraphModule:
 
 
 def _exact(graph: _Graph, module: torch.fx.GraphModule, result: Result) -> bool:
-    """Return whether ``module`` does what was claimed; of schedules that were found before it is
-    known.
+    """Return whether ``module`` has the claimed figures; a schedule that was found before keeps its
+    first answer.
     """
     loaded, schedule = graph.loaded, result.schedule
     assert loaded.captured is not None
@@ -456,7 +457,7 @@ def _first_line(error: Exception) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure the case that the file names, and write what is found over it."""
+    """Measure the case that the file names, and replace the file by its record."""
     file = Path(arguments[0])
     content = json.loads(file.read_text())
     case = Case(**content.pop("case"))

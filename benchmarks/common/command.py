@@ -1,9 +1,9 @@
 """The command of a benchmark: cases in processes of their own, a dated table, and the raw numbers
 beside it.
 
-What is finished is kept, and a run that was interrupted, or had a case that failed, is taken up
-again by ``--resume``. Exit status: 0 done (what misses stands in the table), 1 something that must
-hold in every run does not, 2 wrong use, 130 interrupted.
+The command keeps every finished case; ``--resume`` continues a run that was interrupted, or that
+had a failed case. Exit status: 0 done (the table shows the misses), 1 a requirement of every run is
+not met, 2 wrong use, 130 interrupted.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Benchmark:
     grid: tuple[Case, ...]
     smoke: tuple[Case, ...]
     caps: tuple[str, ...]
-    """Memory caps to choose from; none where the question is what moving compute gains."""
+    """Memory caps to choose from; none for a benchmark of the gain of moving compute."""
     report: Report
 
     @property
@@ -221,7 +221,7 @@ def _measure_all(
     asked: Asked,
     num_jobs: int,
 ) -> RunRecord:
-    """Measure what ``run`` does not have yet, and save after every case."""
+    """Measure the cases that ``run`` does not have yet, and save after every case."""
     kept = {record.case for record in run.cases if record.finished}
     todo = [case for case in cases if case.name not in kept]
     if num_jobs > 1:

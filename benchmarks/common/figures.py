@@ -30,7 +30,7 @@ _GROWTH_SEQ_LEN = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One figure: what it must reach, what was found, and where it misses."""
+    """One figure: the requirement, the value found, and the misses."""
 
     figure: str
     must: str
@@ -69,11 +69,11 @@ def exponent(nodes: Sequence[int], seconds: Sequence[float]) -> float:
 
 
 def gap_on_exposed(row: Row, graph: GraphSize) -> float:
-    """Return (step time - bound) / (step time - compute): what the bound leaves open, of the time
-    that a schedule can do anything about.
+    """Return (step time - bound) / (step time - compute): the distance to the bound, as a share of
+    the time that a schedule can change.
 
     Compute is that of the nodes whose order is fixed; launches, copies, casts of shards and stalls
-    are what is beyond it.
+    make up the rest of the step time.
     """
     beyond = row.step_ticks - graph.compute_ticks
     return (row.step_ticks - row.bound_ticks) / beyond if beyond > 0 else 0.0

@@ -19,7 +19,7 @@ class Case:
     mesh: str
     seq_len: int
     batch: int = 1
-    """Of one process rank."""
+    """Batch size of one process rank."""
     num_layers: int | None = None
     """``None``: as published."""
     again: bool = False
@@ -28,8 +28,8 @@ class Case:
     """
 
     more_memory: tuple[float, ...] = ()
-    """Shares beyond the peak of torch's graph at which moved compute is solved, too: what memory
-    buys.
+    """Shares of memory above the peak of torch's graph; moved compute is solved with each of these
+    caps, too, which shows the gain of more memory.
     """
     other_moves: tuple[int, ...] = ()
     """Other caps on moves, in places, at the peak of torch's graph: how the default was chosen."""

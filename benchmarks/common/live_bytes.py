@@ -1,5 +1,5 @@
-"""An interpreter that counts the bytes of live storages at every node for real, and what a DAG says
-of the same graph.
+"""An interpreter that counts the bytes of live storages at every node for real, and the live bytes
+that a DAG predicts for the same graph.
 """
 
 import time

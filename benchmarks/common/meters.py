@@ -14,7 +14,7 @@ class Used:
     """Seconds that the body of :func:`timed` took; set when it ends."""
 
     cpu_s: float = 0.0
-    """Of this process, all its threads, and the processes that it started and that have ended."""
+    """Processor time of this process, all its threads, and the ended processes that it started."""
     wall_s: float = 0.0
 
 
@@ -28,8 +28,8 @@ def cpu_s() -> float:
 
 @contextmanager
 def timed() -> Iterator[Used]:
-    """Time the body; garbage of what ran before is collected first, so that it is not charged
-    to the body.
+    """Time the body; garbage of earlier code is collected first, so that it is not charged to the
+    body.
     """
     gc.collect()
     used = Used()

@@ -29,9 +29,9 @@ class Asked:
     commit: str
     """State of the code."""
     timeout_s: int
-    """Of one case."""
+    """Time limit of one case."""
     moves: bool = False
-    """Whether the question is what moving compute gains."""
+    """Whether the benchmark measures the gain of moving compute."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,9 @@ class CaseProcesses:
                 self.__exit__()
 
     def measure_one(self, case: Case) -> CaseRecord:
-        """Return what the process of ``case`` found, until it failed or took too long if it did."""
+        """Return the record from the process of ``case``; after a failure or a timeout, the part
+        measured until then.
+        """
         with TemporaryDirectory() as folder:
             file = Path(folder) / "case.json"
             file.write_text(json.dumps({**asdict(self.asked), "case": asdict(case)}))

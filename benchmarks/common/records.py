@@ -1,6 +1,4 @@
-"""The raw numbers of a run, as they stand in its JSON file; what can be worked out from them is not
-stored.
-"""
+"""The raw numbers of a run, as they stand in its JSON file; derived figures are not stored."""
 
 import json
 from collections.abc import Mapping
@@ -32,7 +30,7 @@ class Noise:
     waits: str
     """Where its waits stand: ``as solved``, ``when done`` or ``at the end``."""
     sigma: float
-    """Of the lognormal factor on each node and each transfer."""
+    """Sigma of the lognormal factor on each node and each transfer."""
     mean_ticks: int
     worst_ticks: int
     peak_bytes: int
@@ -139,7 +137,7 @@ class TorchRun:
     peak_bytes: int = 0
     num_launches: int = 0
     cpu_s: float = 0.0
-    """Of torch's pass alone."""
+    """Processor time of torch's pass alone."""
     wall_s: float = 0.0
     ours: Row | None = None
     """Solved with the peak of torch's graph as the memory cap."""
@@ -153,7 +151,7 @@ class GraphSize:
     num_nodes: int
     num_collectives: int
     compute_ticks: int
-    """Of the compute nodes whose order is fixed: what every schedule spends."""
+    """Time of the compute nodes whose order is fixed: every schedule spends it."""
     layer_bytes: int
     """Gathered weights of one layer."""
     floor_bytes: int
@@ -167,8 +165,9 @@ class Memory:
     """Resident memory of the process of a case, in bytes."""
 
     torch_bytes: int
-    """Held right before the solver was called on the case: Python, torch and the captured graphs,
-    without what solving a small graph had loaded (the solver's libraries and compiled code).
+    """Memory held right before the solver was called on the case: Python, torch and the captured
+    graphs, without the solver's libraries and compiled code, which the solve of a small graph had
+    loaded.
     """
     solver_peak_bytes: int
     """The most, from then until everything under the four caps was solved and written back."""
@@ -210,8 +209,8 @@ class CaseRecord:
     cpu_s: float = 0.0
     """Processor time of everything."""
     warm_up_cpu_s: float = 0.0
-    """Of solving a small graph beforehand: imports, and compiling (or loading what was compiled
-    before).
+    """Processor time of solving a small graph beforehand: imports, and compiling (or loading code
+    compiled before).
     """
     graphs: tuple[GraphSize, ...] = ()
     rows: tuple[Row, ...] = ()
@@ -226,7 +225,7 @@ class CaseRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """All cases of a run, and what they ran on."""
+    """All cases of a run, with its date and environment."""
 
     date: str
     environment: Mapping[str, str]
@@ -261,12 +260,12 @@ def load_run(path: Path) -> RunRecord:
 
 
 def save_case(path: Path, record: CaseRecord) -> None:
-    """Write what is known of a case so far."""
+    """Write the record of a case so far."""
     _save(path, asdict(record))
 
 
 def load_case(path: Path) -> CaseRecord:
-    """Return what the process of a case wrote."""
+    """Return the record that the process of a case wrote."""
     return _case(json.loads(path.read_bytes()))
 
 

@@ -69,7 +69,7 @@ def markdown(run: RunRecord, notes: str, report: Report) -> str:
 
 
 def print_run(run: RunRecord, stream: TextIO, report: Report) -> None:
-    """Print every table of ``run``, and what is missed."""
+    """Print every table of ``run``, and the missed figures."""
     console = Console(
         file=stream, width=None if stream.isatty() else _WIDTH_OFF_TERMINAL, highlight=False
     )

@@ -1,13 +1,13 @@
-"""``python -m benchmarks.compile_time``: what scheduling adds to the time that ``torch.compile``
-takes, beside torch's own, in one run.
+"""``python -m benchmarks.compile_time``: the time that scheduling adds to ``torch.compile``, beside
+torch's own time, in one run.
 
-On a fake process group of four: the first step (forward and backward, where all graphs are
-compiled) with torch's backend and with apsched's, one after the other in one process. Imports,
-loads and one-time compilations come before: the same steps with the smallest model, whose time is
-reported, too. A model has the graph of a large one where it has as many layers:
-``llama3-debug`` with 32 has that of ``llama3-8b`` and fits into memory. Full Inductor generates all
-its code, but no C++ compiler runs, and the step then runs node by node: compilers take as long for
-both, so that ratios with them would be nearer to one. Exit status: 0, 2 wrong use.
+The process group is a fake one of four. The benchmark times the first step (forward and backward,
+where all graphs are compiled) with torch's backend and with apsched's, one after the other in one
+process. Imports, loads and one-time compilations come before: the same steps with the smallest
+model, whose time is reported, too. A model has the graph of a large one where it has as many
+layers: ``llama3-debug`` with 32 has that of ``llama3-8b`` and fits into memory. Full Inductor
+generates all its code, but no C++ compiler runs, and the step then runs node by node: compilers
+take as long for both, so that ratios with them would be nearer to one. Exit status: 0, 2 wrong use.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Measured:
     against: str
     """Torch's backend: ``aot_eager`` or ``inductor``."""
     num_nodes: int
-    """Of all graphs."""
+    """Number of nodes of all graphs together."""
     torch_s: float
     """Seconds of CPU: other work on the machine does not count."""
     apsched_s: float

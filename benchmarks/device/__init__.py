@@ -1,1 +1,1 @@
-"""A GPU beside what was predicted of it."""
+"""Memory and times of a GPU beside their predictions."""

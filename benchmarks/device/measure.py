@@ -1,13 +1,13 @@
-"""``python -m benchmarks.device``: what a GPU allocates and takes, beside what was predicted. Where
-there is none, it says so and stops.
+"""``python -m benchmarks.device``: the memory and the times of a GPU beside their predictions.
+Without a GPU, the command prints that and stops.
 
 A fake process group stands for the job (collectives do nothing), so one device runs one process
 rank of 64: the graphs of LLaMA-3 8B, forward and backward, are run for real, as captured and under
 every schedule. Memory: ``torch.cuda.max_memory_allocated`` against the predicted peak,
 ``max_memory_reserved`` beside it. Compute: each distinct operator timed alone (as ``apsched
 calibrate --measure`` does) against the formulas of the cluster, by class of operator, the copies of
-buckets included; what a launch takes of the compute stream. Exit status: 0 done, or no GPU here; 1
-a peak is off by more than 1 %; 2 wrong use.
+buckets included; and the time of a launch on the compute stream. Exit status: 0 done, or no GPU
+here; 1 a peak is off by more than 1 %; 2 wrong use.
 """
 
 import argparse
@@ -191,7 +191,7 @@ def _peak(
     dag: nx.DiGraph,
     device: torch.device,
 ) -> Peak:
-    """Run one graph for real and return its peak; inputs count, what was there before does not."""
+    """Run one graph for real and return its peak, inputs included, earlier memory excluded."""
     told = live_bytes_of(dag)
     before = _reset(device)
     boxed = [_real(node.meta["val"], device) for node in module.graph.find_nodes(op="placeholder")]
@@ -285,7 +285,7 @@ def _classes(
 
 
 def _launch_us(device: torch.device) -> float | None:
-    """Return what a launch takes of the compute stream: an event for the group's stream, one back,
+    """Return the time of a launch on the compute stream: an event for the group's stream, one back,
     and the waits; ``None`` on a CPU.
     """
     if device.type != "cuda":

@@ -71,7 +71,7 @@ class Row:
     step_ms: float | None
     peak_gib: float | None
     gap: float | None
-    """Of the answer."""
+    """Gap of the answer to the bound."""
     cpu_s: float | None
     """Processor time of all that was solved under the cap."""
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.micro_batches``: what two micro-batches as one step gain.
+"""``python -m benchmarks.micro_batches``: the gain of two micro-batches as one step.
 
 Each case is captured with one micro-batch and with two, and solved under the memory of the device.
 Times are per micro-batch: the step of two, divided by two. *Once* adds the gradients of both before
@@ -229,7 +229,7 @@ def page(rows: Sequence[Row], effort: Effort) -> str:
 
 
 def _smoke() -> int:
-    """Run the small case; what must hold in every run does."""
+    """Run the small case; return 0 where the requirements of every run are met, otherwise 1."""
     rows = measured(SMOKE, Effort(torch=True, budget=0.5))
     print(table(rows))
     wrong = [

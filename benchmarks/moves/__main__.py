@@ -1,10 +1,10 @@
-"""``python -m benchmarks.moves``: what moving compute gains over torch's scheduler at its own peak,
-and over the order as captured.
+"""``python -m benchmarks.moves``: the gain of moving compute over torch's scheduler at its own
+peak, and over the order as captured.
 
 Tensor and expert parallelism put collectives between compute nodes, where no bucket hides them.
-Each graph is scheduled by torch's ``schedule_overlap_bucketing`` and solved with the peak of that
-as the memory cap, with compute as captured and with compute that may move; then both schedules run
-under durations that are not those of the model. Options and files are as with
+Torch's ``schedule_overlap_bucketing`` schedules each graph. The solver takes the peak of that
+schedule as the memory cap, and solves with compute as captured and with compute that may move; then
+both schedules run under durations that are not those of the model. Options and files are as with
 ``benchmarks.solver``.
 """
 

@@ -12,7 +12,7 @@ from benchmarks.common.table import Grid, Report, in_ms
 GAP = {"forward": 0.015, "backward": 0.03}
 TIME_RATIO = 2.0
 _SLACK = 0.001
-"""Of step time, that less memory and fewer launches may cost."""
+"""Share of step time that less memory and fewer launches may cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Pair:
     more: tuple[Row, ...]
     """Compute moved, with more memory."""
     by_reach: tuple[tuple[int | None, Row], ...] = ()
-    """Every cap on moves, and what it gives."""
+    """Every cap on moves, and the row solved under it."""
 
     @property
     def told(self) -> str:
@@ -65,7 +65,7 @@ class Pair:
 
 
 def ratio_limit(model: str, direction: str) -> float:
-    """Return what step time over torch's must reach."""
+    """Return the required ratio of step time to that of torch's schedule."""
     if "deepseek" in model:
         return 0.95
     return 0.88 if direction == "backward" else 1.0
@@ -225,7 +225,7 @@ def _each(
 
 
 def _out_of_reach(pair: Pair) -> str:
-    """Say whether any schedule could reach what this one does not."""
+    """Say whether any schedule could meet the ratio that this one misses."""
     least = pair.moved.bound_ticks / pair.torch.step_ticks
     if least > pair.must:
         return (

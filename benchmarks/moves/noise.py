@@ -1,7 +1,8 @@
 """The step time of a schedule under durations that differ from those of its solve.
 
-The order is fixed; each node and each transfer lasts its time in the model by a factor of mean 1
-(``apsched.what_if.scenarios``), so that all work together is what it was.
+The order is fixed. The time of each node and each transfer is its time in the model, multiplied by
+a factor of mean 1 (``apsched.what_if.scenarios``), so that the total work stays the same on
+average.
 """
 
 import numpy as np

@@ -1,10 +1,10 @@
-"""``python -m benchmarks.solver``: how good the solver is, how fast, and whether it reaches what it
-must.
+"""``python -m benchmarks.solver``: the quality and the speed of the solver, against the
+requirements.
 
-Writes a dated table, and the raw numbers beside it. Every case runs in a process of its own; what
-is finished is kept, and a run that was interrupted, or had a case that failed, is taken up again by
-``--resume``. Exit status: 0 done (what misses stands in the table), 1 something that must hold in
-every run does not, 2 wrong use, 130 interrupted.
+The command writes a dated table, and the raw numbers beside it. Every case runs in a process of its
+own. The command keeps every finished case; ``--resume`` continues a run that was interrupted, or
+that had a failed case. Exit status: 0 done (the table shows the misses), 1 a requirement of every
+run is not met, 2 wrong use, 130 interrupted.
 """
 
 import signal
