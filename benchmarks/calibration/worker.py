@@ -53,7 +53,9 @@ class Figure:
 
 
 def main(process_rank: int, world_size: int, folder: Path, num_steps: int) -> None:
-    """Run the job and write the report of process rank 0 to ``FOLDER/0.json``."""
+    """Run the job and write the report of this process rank to ``FOLDER``; that of rank 0 is
+    ``0.json``.
+    """
     avoid_coalesced_gathers()
     dist.init_process_group(
         "gloo",

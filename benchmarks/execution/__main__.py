@@ -1,14 +1,15 @@
-"""``python -m benchmarks.execution``: does what was predicted happen? One report, in parts.
+"""``python -m benchmarks.execution``: schedules that run, beside their predictions. One report, in
+parts.
 
 ``network``: process ranks in network namespaces of their own (Linux, root; see ``slow_network``)
 run a small LLaMA, forward and backward, under each schedule: as captured, the greedy baselines,
 torch's ``schedule_overlap_bucketing``, and apsched with and without a cap on memory. Compute binds
 long sequences on a fast link, the network all others. Costs are measured on the same link first.
-Schedules run by turns; a table has medians, spread, what was predicted, and the peak of live bytes
-as counted while running. Nothing else should run meanwhile: the report says what did. ``device``:
-memory and operators on a GPU (``python -m benchmarks.device``); skipped, with a line, where
-there is none. ``checks``: a long run against eager FSDP2, faults, random graphs, files of any
-bytes.
+Schedules run by turns; a table has medians, spread, predicted times, and the peak of live bytes as
+counted while running. Nothing else should run meanwhile: the report gives the cores that other
+programs kept busy. ``device``: memory and operators on a GPU (``python -m benchmarks.device``);
+skipped, with a line, where there is none. ``checks``: a long run against eager FSDP2, faults,
+random graphs, files of any bytes.
 
 A part that is made again replaces its own in the report of the day. Exit status: 0 done, 1 a check
 failed, 2 wrong use.
@@ -159,7 +160,9 @@ def _machine() -> str:
 
 
 def _device() -> dict[str, Any]:
-    """Return what a process of its own finds on the GPU, so that nothing is on it from before."""
+    """Return the report of ``benchmarks.device`` from a process of its own, so that the GPU holds
+    no earlier data of this one.
+    """
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.device", "--json"],
         capture_output=True,

@@ -58,9 +58,9 @@ class Calibration:
     """The times of operators and messages, and the mutual slowdown of compute and collectives,
     measured on this link.
 
-    A virtual machine is faster or slower by some per cent from one minute to the next. So steps are
-    observed in each round of steps that are timed, too: schedules are solved with what was known
-    before, and predicted with the times of operators and messages in that round.
+    The speed of a virtual machine changes by some per cent from one minute to the next. So each
+    round of timed steps also observes steps: schedules are solved with the costs observed before,
+    and predicted with the times of operators and messages in that round.
     """
 
     def __init__(self, built: BuiltModel, capture: Capture, folder: Path) -> None:
@@ -78,7 +78,7 @@ class Calibration:
                 lambda: here.measure(graphs, "cpu", CPU, fused=False).costs
             )
         self.cores = [beside_measuring]
-        """That others kept busy during each part."""
+        """Cores that others kept busy during each part."""
         alone = [without_collectives(module) for module in captured_modules(capture)]
         self._slowdown = Slowdown(lambda: _run(built, alone))
         self._beside: list[Mapping[Messages, Beside]] = []
@@ -91,7 +91,7 @@ class Calibration:
         """Profile a step as captured, after another one like it, and run steps beside messages; all
         process ranks call this.
 
-        What earlier profiles left, which slowed steps by a fifth, goes first.
+        The call first collects the garbage of earlier profiles, which slowed steps by a fifth.
         """
         gc.collect()
         modules = captured_modules(self._capture)
@@ -107,9 +107,9 @@ class Calibration:
         self._beside.append(self._slowdown.sample())
 
     def found(self, since: int) -> Found:
-        """Return what the undisturbed steps from ``since`` on say; all process ranks call this.
+        """Return the costs by the undisturbed steps from ``since`` on; all process ranks call this.
 
-        A profile says what operators and messages take in a step; copies are timed alone, buckets
+        A profile has the times of operators and messages in a step; copies are timed alone, buckets
         and gathers one behind the other.
         """
         counted = self._counted(since, len(self.steps))
@@ -167,11 +167,11 @@ def ranks_of(capture: Capture) -> dict[str, tuple[int, ...]]:
 
 
 def timed_step(built: BuiltModel, modules: Sequence[GraphModule]) -> float:
-    """Return the microseconds of a step, from when all process ranks are there, as far apart as
-    work takes them.
+    """Return the microseconds of a step that begins after a barrier and after work that takes the
+    process ranks apart, as in a job.
 
-    Right after a barrier a large gather, which is what some schedules begin with, takes two thirds
-    of its time in a job.
+    Some schedules begin with a large gather. Right after a barrier it takes two thirds of its time
+    in a job.
     """
     dist.barrier()
     part_ranks()

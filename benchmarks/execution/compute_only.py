@@ -1,4 +1,4 @@
-"""Graphs that compute what a step does and send nothing: what collectives would give is there
+"""Graphs that compute the same as a step and send nothing: the outputs of collectives are there
 already.
 """
 
@@ -12,8 +12,8 @@ _c10d: Any = torch.ops._c10d_functional
 
 
 def without_collectives(module: GraphModule) -> GraphModule:
-    """Return a copy of ``module`` in which random tensors stand for what its collectives give. All
-    of it is in memory at once.
+    """Return a copy of ``module`` in which random tensors stand for the outputs of its collectives.
+    All of these tensors are in memory at once.
     """
     alone = GraphModule(module, copy.deepcopy(module.graph))
     for node in list(alone.graph.nodes):

@@ -1,4 +1,4 @@
-"""Run a job on a slow network, and hand on what its process ranks found."""
+"""Run a job on a slow network, and return the report of its process rank 0."""
 
 import json
 import os
@@ -21,8 +21,8 @@ _POLL_S = 0.2
 def run_job(
     num_ranks: int, megabits_per_s: float, request: Mapping[str, Any], *, timeout_s: float
 ) -> dict[str, Any]:
-    """Return what process rank 0 of a job on a slow network found; InputError, with its log, where
-    one fails or takes too long.
+    """Return the report of process rank 0 of a job on a slow network; InputError, with the logs,
+    where a process fails or the job takes too long.
     """
     paths = [
         str(Path(__file__).resolve().parents[2]),
@@ -62,7 +62,7 @@ def run_job(
 
 
 def _all_end_well(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> bool:
-    """Wait for all; not for what the others do once one has failed."""
+    """Wait until all processes end, one fails, or the time is up; return whether all succeeded."""
     until = time.monotonic() + timeout_s
     while None in (codes := [process.poll() for process in processes]) and not any(codes):
         if time.monotonic() > until:

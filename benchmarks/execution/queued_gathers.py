@@ -2,10 +2,10 @@
 
 A gather of gloo is fast where both process ranks start within microseconds of each other, and slow
 where one comes later (:mod:`apsched.calibrate.measure_collectives`). In a graph as captured, where
-each finds its stream idle, either happens; in a queue ranks are always apart. A price by where a
-gather begins would be exploited: a schedule that launches each right after the one before it has
-ended looks faster, and is not (9 % too short at 200 Mb/s). So what is solved has the slow price
-throughout.
+each gather finds its stream idle, either happens; in a queue ranks are always apart. A solver would
+exploit a price that depends on the begin of a gather: a schedule that launches each gather right
+after the end of the one before looks faster, and is not (9 % too short at 200 Mb/s). So the
+problems that are solved have the slow price throughout.
 """
 
 from dataclasses import replace

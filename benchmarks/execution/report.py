@@ -1,5 +1,5 @@
-"""The report of ``python -m benchmarks.execution``: what ran on which network, memory, the device,
-what was tried.
+"""The report of ``python -m benchmarks.execution``: the runs on each network, memory, the device,
+the checks.
 """
 
 from collections.abc import Mapping, Sequence

@@ -49,7 +49,7 @@ class Slowdown:
         self._step = step
         step_us = _agreed(fmean(_us(step) for _ in range(3)))
         self._counts: dict[Messages, tuple[int, int]] = {}
-        """Of messages, and of steps beside them."""
+        """Number of messages, and number of steps beside them."""
         for messages in product((_SMALL_ELEMENTS, _LARGE_ELEMENTS), (True, False)):
             message_us = _agreed(_queue(messages, _FEWEST)[0])
             steps = ceil(_FEWEST * message_us / step_us)
@@ -74,18 +74,19 @@ class Slowdown:
 def contention_of(
     samples: Sequence[Mapping[Messages, Beside]], compute_us: float, latency_us: float
 ) -> Contention:
-    """Return how streams slow each other, by ``samples`` of a step whose compute takes so long as
-    captured, and messages that have such a latency.
+    """Return the mutual slowdown of streams. ``samples`` are those of a step whose compute takes
+    ``compute_us`` as captured, and of messages with a latency of ``latency_us``.
 
-    Compute is slower by the ratio of these times. With t(s) what messages of s bytes take, and the
-    latency l,
+    The slowdown of compute is the ratio of these times. With t(s) the time of a message of s bytes,
+    and the latency l,
 
         t_beside(s) = h l + g (t_alone(s) - l)
 
-    The operators of a step one by one would not do, each with arguments of its own: what an
-    operator reads was just written by the one before it and lies in the cache, where no message is
-    in its way. Nor would messages that find their stream idle, right after a barrier: beside
-    compute they take 4 ms more, and those of schedules, by their traces, 1 to 2.
+    Two other measurements would be wrong. Operators of a step one by one, each with arguments of
+    its own, differ from those in a step: there an operator reads values that the one before it has
+    just written, from the cache, where no message is in its way. Messages that find their stream
+    idle, right after a barrier, take 4 ms more beside compute; messages of schedules, by their
+    traces, take 1 to 2 ms more.
     """
 
     def taken(elements: int, figure: Callable[[Beside], float]) -> float:
@@ -141,7 +142,7 @@ def _queue(
 
 
 def _launched(whole: torch.Tensor, shard: torch.Tensor, *, gather: bool) -> Any:
-    """Start a gather, or what gloo makes of a reduce-scatter, an all-reduce."""
+    """Start a gather, or an all-reduce, which gloo runs for a reduce-scatter."""
     of_shards = whole[: shard.numel() * dist.get_world_size()]
     return (
         dist.all_gather_into_tensor(of_shards, shard, async_op=True)

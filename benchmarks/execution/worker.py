@@ -54,11 +54,13 @@ class Runnable:
     name: str
     modules: tuple[GraphModule, GraphModule]
     fits: tuple[bool, ...]
-    """Under each memory cap."""
+    """Whether the schedule fits, for each memory cap."""
 
 
 def main(process_rank: int, world_size: int, folder: Path) -> None:
-    """Write what was found to ``FOLDER/0.json``."""
+    """Run the job and write the report of this process rank to ``FOLDER``; that of rank 0 is
+    ``0.json``.
+    """
     request = json.loads((folder / "request.json").read_text())
     # as TorchTitan does: with one trace in memory a collection takes 0.3 s, in whichever step
     gc.disable()
@@ -134,8 +136,8 @@ def exported(
 def schedules(
     capture: Capture, problems: Sequence[Problem], known: Found, budget: float
 ) -> tuple[list[list[int | None]], list[Runnable]]:
-    """Return memory caps (for each, one a graph) and what runs; all process ranks have the answers
-    of process rank 0.
+    """Return the memory caps (for each, one a graph) and the schedules to run; all process ranks
+    have the answers of process rank 0.
     """
     found: list[Any] = [None]
     if dist.get_rank() == 0:
@@ -194,13 +196,13 @@ def schedules(
 def by_turns(
     built: BuiltModel, runnables: Sequence[Runnable], rounds: int, before_each: Callable[[], None]
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return the step times of every schedule, of the slowest process rank each, and how many cores
-    others kept busy meanwhile.
+    """Return the step times of every schedule, of the slowest process rank each, and the number of
+    cores that others kept busy meanwhile.
 
     ``before_each`` is called before each round. A round runs each schedule twice, in changing
-    order, and times the second: before a step of a job comes another like it, which is what caches
-    and connections remember. More rounds follow, as many again at most, until each has so many
-    undisturbed steps.
+    order, and times the second run: in a job a step follows another like it, so caches and
+    connections hold the state of that step. More rounds follow, as many again at most, until each
+    schedule has ``rounds`` undisturbed steps.
     """
     times: dict[str, list[float]] = {runnable.name: [] for runnable in runnables}
     cores: dict[str, list[float]] = {runnable.name: [] for runnable in runnables}
@@ -240,7 +242,7 @@ def as_run(runnable: Runnable, capture: Capture, found: Found) -> list[Problem]:
 
 
 def predicted_us(problems: Sequence[Problem], contention: Contention | None) -> float:
-    """Return what the graphs, in the order that each has, take by the machine model."""
+    """Return the time of the graphs by the machine model, each in its own order."""
     contended = [with_contention(problem, contention) for problem in problems]
     return sum(
         ticks_to_us(simulate(problem, as_captured(problem.num_nodes)).step_time_ticks)

@@ -1,10 +1,10 @@
-"""``python -m benchmarks.intake``: which graphs of other people's programs apsched takes.
+"""``python -m benchmarks.intake``: the graphs of other people's programs that apsched takes.
 
 For each case: whether torch's own scheduler takes the graphs, whether apsched does, launches before
 and after, whether both graphs give the same bits on real tensors (with collectives of one process
-that differ by process rank), and whether the round trip is exact. Exit status: 0 done (what is
-refused stands on the page), 1 with --smoke where something is refused that torch takes, other bits
-come out or a round trip is not exact, 2 wrong use.
+that differ by process rank), and whether the round trip is exact. Exit status: 0 done (the page
+shows the refusals), 1 with --smoke where apsched refuses a graph that torch takes, other bits come
+out or a round trip is not exact, 2 wrong use.
 """
 
 import argparse

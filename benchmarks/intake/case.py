@@ -55,9 +55,9 @@ class GraphOutcome:
     """Collectives as captured."""
     launches_after: int = 0
     bits: str = ""
-    """:data:`EQUAL`, or what differs, or why nothing was run; empty where apsched refuses."""
+    """:data:`EQUAL`, or the difference, or why nothing was run; empty where apsched refuses."""
     round_trip: str = ""
-    """:data:`EXACT`, or what differs; empty where apsched refuses."""
+    """:data:`EXACT`, or the difference; empty where apsched refuses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,8 @@ class CaseOutcome:
 
 
 def joined(outcomes: Sequence[CaseOutcome]) -> CaseOutcome:
-    """Return one outcome of what several processes found of a case: of each column the first that
-    is not as it should be, and the longest time.
+    """Return one outcome for the outcomes of one case in several processes: for each column the
+    first value that is not the expected one, and the longest time.
     """
     first = next((o for o in outcomes if not o.graphs), outcomes[0])
     graphs = tuple(

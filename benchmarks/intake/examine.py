@@ -1,4 +1,4 @@
-"""One case: its graphs go to torch and to apsched; what comes back is run and compared."""
+"""One case: its graphs go to torch and to apsched; the returned graphs are run and compared."""
 
 import re
 import time
@@ -33,7 +33,7 @@ _TOO_LARGE = "not run: the sizes of a real model"
 
 
 def examine(case: Case) -> CaseOutcome:
-    """Return what is found of ``case``, and how long that took; never raises."""
+    """Return the outcome of ``case``, with the time that it took; never raises."""
     began = time.perf_counter()
     found = _examined(case)
     return replace(found, seconds=time.perf_counter() - began)
@@ -85,7 +85,7 @@ def _unread(error: UnreadError) -> GraphOutcome:
 
 
 def _handed_on(module: GraphModule, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the graph leaves for the next one; nothing where it does not run."""
+    """Return the values that the graph leaves for the next one; nothing where it does not run."""
     try:
         outputs, _ = execution.run(module, values)
     except Exception:
@@ -94,7 +94,7 @@ def _handed_on(module: GraphModule, values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _examine_graph(graph: CapturedGraph, values: Mapping[str, Any] | None) -> GraphOutcome:
-    """Return what is found of one graph, which runs on ``values`` where there are some."""
+    """Return the outcome of one graph, which runs on ``values`` where there are some."""
     module = graph.module
     launches = _launches(module)
     by_torch = _taken_by_torch(module)

@@ -46,14 +46,14 @@ def _fits(value: Any, meta: Any) -> bool:
 
 
 def outputs_by_name(module: GraphModule, outputs: Any) -> dict[str, Any]:
-    """Return what a graph returned, by the names of its nodes: what a backward graph takes."""
+    """Return the outputs of a graph by the names of its nodes, as a backward graph takes them."""
     nodes = tree_leaves(module.graph.output_node().args[0])
     found = zip(nodes, tree_leaves(outputs), strict=False)
     return {node.name: value for node, value in found if isinstance(node, torch.fx.Node)}
 
 
 def run(module: GraphModule, values: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return what the graph returns, and its inputs as it leaves them. Memory that the graph does
+    """Return the outputs of the graph, and its inputs as it leaves them. Memory that the graph does
     not write before it reads it is filled.
     """
     torch.manual_seed(_SEED)
@@ -133,5 +133,5 @@ def _laid_out(value: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first sentence of what an error says."""
+    """Return the first sentence of an error's message."""
     return (str(error).strip().splitlines() or [""])[0].split(". ")[0][:200]

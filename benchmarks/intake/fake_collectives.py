@@ -1,7 +1,7 @@
-"""Collectives of one process that computes what every other process rank would send.
+"""Collectives of one process that computes the payloads of every other process rank.
 
-The other process ranks are taken to hold this one's values times a number of their own, so that
-what a collective returns depends on each element of its input and on its place, as it does in a
+The values of the other process ranks are taken to be this one's, times a number of their own. So
+the output of a collective depends on each element of its input and on its place, as it does in a
 job; a bucket that mixes up payloads or process ranks gives other bits. Integers are not scaled,
 since they may be indices or sizes.
 """
@@ -46,7 +46,7 @@ def install() -> None:
 
 
 def _of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
-    """Return what process rank ``rank`` of the group holds."""
+    """Return the value of ``x`` on process rank ``rank`` of the group."""
     return x * (1 + rank / 8) if x.is_floating_point() or x.is_complex() else x.clone()
 
 
@@ -134,8 +134,8 @@ def _all_reduce_coalesced_in_place(
 def _all_to_all(
     x: torch.Tensor, received: Sequence[int], sent: Sequence[int], group: str
 ) -> torch.Tensor:
-    """Return, of each process rank, what this one sends to it, cut or repeated to what is
-    received.
+    """Return one part for each process rank: the rows that this one sends to it, as scaled for that
+    rank, cut or repeated to the number of rows to receive.
     """
     if len(sent) == 0:  # even splits
         return x.clone()

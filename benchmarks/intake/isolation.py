@@ -1,4 +1,4 @@
-"""Every case in forks of one process that has imported what all of them need."""
+"""Every case in forks of one process that has imported the modules that all cases need."""
 
 import multiprocessing
 import time
@@ -13,7 +13,7 @@ Examine = Callable[[Case], CaseOutcome]
 
 
 def outcomes(cases: Sequence[Case], examine: Examine, *, timeout_s: float) -> Iterator[CaseOutcome]:
-    """Yield what ``examine`` finds of each case, in processes of its own that end after
+    """Yield the outcome of ``examine`` for each case, in processes of its own that end after
     ``timeout_s``: one, or those of the case's gloo group.
     """
     for case in cases:

@@ -17,8 +17,8 @@ _TOTALS: tuple[tuple[str, Callable[[GraphOutcome], bool]], ...] = (
 
 
 def failures(outcomes: Iterable[CaseOutcome]) -> list[str]:
-    """Return what must not be: a graph that torch takes and apsched refuses, other bits, and a
-    round trip that is not exact.
+    """Return the failures: a graph that torch takes and apsched refuses, other bits, and a round
+    trip that is not exact.
     """
     return [
         f"{outcome.name} {graph.name}: {wrong}"

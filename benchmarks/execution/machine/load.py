@@ -22,7 +22,7 @@ every 10 ms, which is 0.03 of 0.3 s.
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Time on processors: of the whole machine, and of this process; and by the clock."""
+    """Processor time of the whole machine and of this process, and time by the clock."""
 
     machine_s: float
     stolen_s: float
@@ -45,7 +45,7 @@ class Load:
         )
 
     def since(self, before: "Load") -> "Load":
-        """Return what went by since ``before``."""
+        """Return the times from ``before`` to this load."""
         return Load(
             self.machine_s - before.machine_s,
             self.stolen_s - before.stolen_s,
@@ -77,18 +77,18 @@ def undisturbed(cores: Sequence[float]) -> list[int]:
 
 
 def everywhere(mine: Any) -> list[Any]:
-    """Return what each process rank has."""
+    """Return the values of ``mine`` on all process ranks, by rank."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, mine)
     return found
 
 
 def least_disturbed(measure: Callable[[], Found]) -> tuple[Found, float]:
-    """Return what ``measure`` finds, and how many cores others kept busy; it is called up to three
-    times, until they keep quiet.
+    """Return the least disturbed result of ``measure``, and the number of cores that others kept
+    busy. The function calls ``measure`` up to three times, until the others keep quiet.
 
-    Every process rank calls this. A calibration beside another program is one of another machine:
-    with a third of a core taken, what it said of compute and transfers was a fifth too high.
+    Every process rank calls this. A calibration beside another program describes another machine:
+    with a third of a core taken, its times of compute and transfers were a fifth too high.
     """
     best: tuple[Found, float] | None = None
     for _ in range(_MOST_TRIES):

@@ -5,9 +5,9 @@ Every rank's namespace has one interface, ``eth0``, a veth pair whose other end 
 in a namespace of its own. Both ends are limited by ``tc tbf``, so that a rank sends and receives at
 no more than the rate. None of them has a route to anywhere else.
 
-Namespaces are named after the process that made them, and only those are touched. They and what
-runs in them go when the body of ``with`` ends, however it ends; where the process is killed, a
-guard that it started removes them.
+The name of a namespace contains the process that made it, and the module touches no other
+namespaces. When the body of ``with`` ends, with or without an error, the namespaces and the
+processes in them are removed; where the process is killed, a guard that it started removes them.
 """
 
 import os
@@ -25,10 +25,10 @@ from apsched.errors import InputError
 
 _MTU_BYTES = 9000
 _BURST_MS = 0.55
-"""Of its rate, what an idle link lets through at once: the more, the cheaper a message on an idle
-link than one that queues behind another (128 KiB at 200 Mb/s are 5 ms). At 1 Gb/s it is one of the
-64 KiB that TCP sends as one; where those do not fit, ``tbf`` cuts them into packets, which costs
-compute time.
+"""Size of a burst that an idle link passes at once, as milliseconds of the link's rate. A larger
+burst makes a message on an idle link cheaper than one that queues behind another (with 128 KiB at
+200 Mb/s, by 5 ms). At 1 Gb/s a burst holds one of the 64 KiB that TCP sends as one; where those do
+not fit, ``tbf`` cuts them into packets, which costs compute time.
 """
 _LEAST_BURST_BYTES = _MTU_BYTES + 1000
 _LATENCY_MS = 400
@@ -77,7 +77,7 @@ class SlowNetwork:
         self.close()
 
     def close(self) -> None:
-        """Remove the namespaces and what still runs in them."""
+        """Remove the namespaces and the processes that still run in them."""
         _remove((*self.namespaces, self._switch))
         if self._guard is not None:
             assert self._guard.stdin is not None

@@ -1,10 +1,10 @@
 """Settings for equal times of equal steps: processors that do not sleep, memory that stays, a core
 for each process rank. Linux.
 
-In a virtual machine a processor that sleeps is the host's to wake: that took 0.4 to 3 ms here,
-where one that waits takes 20 us, and a step has a hundred messages. Memory that goes back to the
+In a virtual machine the host wakes a processor that sleeps: that took 0.4 to 3 ms here, where a
+processor that waits takes 20 us, and a step has a hundred messages. Memory that goes back to the
 kernel is zeroed page by page when it returns: 4,000 to 14,000 page faults in a step of 0.6 s, a few
-us each. A GPU has neither: its streams wait awake, and its allocator keeps what it has.
+us each. A GPU has neither: its streams wait awake, and its allocator keeps its memory.
 """
 
 import os
@@ -19,7 +19,7 @@ _HEAP = {"mmap_threshold": 2**30, "trim_threshold": 2**34, "arena_max": 1, "huge
 ENVIRONMENT = {
     "GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in _HEAP.items())
 }
-"""Of processes whose steps are timed."""
+"""Environment of the processes whose steps are timed."""
 
 
 @contextmanager

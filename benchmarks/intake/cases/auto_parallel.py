@@ -117,7 +117,7 @@ def _reductions_apart() -> _Graphs:
 
 
 def _before_reduction(node: Node) -> Node:
-    """Return what a gradient is before the first collective that nothing else reads."""
+    """Return the value of a gradient before the first collective that nothing else reads."""
     found = node
     while len(node.all_input_nodes) == 1 and len(node.users) <= 1:
         before = node.all_input_nodes[0]

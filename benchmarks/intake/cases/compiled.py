@@ -12,7 +12,7 @@ from apsched.fx.graph_copies import copied
 
 
 def as_captured(module: GraphModule, name: str) -> CapturedGraph:
-    """Return ``module`` without any check: whether apsched takes it is what is asked."""
+    """Return ``module`` without any check: a case asks whether apsched takes it."""
     placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
     return CapturedGraph(
         name=name,

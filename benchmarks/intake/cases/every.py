@@ -1,4 +1,4 @@
-"""All cases, and what they have in common."""
+"""All cases, and their common preparation."""
 
 import importlib
 import logging
@@ -39,7 +39,7 @@ def every_case() -> Iterator[Case]:
 
 
 def prepare() -> None:
-    """Import once what takes long, so that forks have it."""
+    """Import once the modules that take long, so that forks have them."""
     logging.disable(logging.CRITICAL)
     for name in _HEAVY:
         with suppress(ImportError):

@@ -1,4 +1,4 @@
-"""The table of features: what is compiled for each."""
+"""The table of features, with the program that is compiled for each."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -45,7 +45,7 @@ def cases() -> Iterator[Case]:
 
 
 def made(name: str) -> Callable[[], Made]:
-    """Return what makes the feature ``name``."""
+    """Return the function that makes the program of the feature ``name``."""
     return _FEATURES[name]
 
 
@@ -57,7 +57,7 @@ def _graphs(make: Callable[[], Made]) -> tuple[CapturedGraph, ...]:
 
 
 def feature(name: str) -> Callable[[Callable[[], Made]], Callable[[], Made]]:
-    """Register what makes the feature ``name``."""
+    """Register the function that makes the program of the feature ``name``."""
 
     def registered(make: Callable[[], Made]) -> Callable[[], Made]:
         _FEATURES[name] = make

@@ -80,5 +80,5 @@ class Model(nn.Module):
 
 
 def activations(batch: int = 2) -> torch.Tensor:
-    """Return what goes in."""
+    """Return random inputs of the model."""
     return torch.randn(batch, TOKENS, WIDTH)

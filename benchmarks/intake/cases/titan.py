@@ -68,9 +68,9 @@ class _Configuration:
     flavor: str
     mesh: str
     options: Mapping[str, Any] = field(default_factory=lambda: _SDPA)
-    """Of ``model_registry``."""
+    """Keyword arguments of ``model_registry``."""
     compile: Mapping[str, Any] = field(default_factory=dict)
-    """Of ``GraphTrainerCompileConfig``."""
+    """Keyword arguments of ``GraphTrainerCompileConfig``."""
     registered: str = ""
     """The function of its ``config_registry`` that has the model, where no option makes it."""
     real: bool = False
@@ -164,8 +164,8 @@ def _graphs(configuration: _Configuration) -> tuple[CapturedGraph, ...]:
 
 
 def _config(configuration: _Configuration) -> tuple[Any, int]:
-    """Return what a trainer's configuration says, as far as tracing asks for it, and how many
-    process ranks it is for.
+    """Return the part of a trainer's configuration that tracing asks for, and the number of its
+    process ranks.
     """
     settings: Any = import_module("torchtitan.config")
     configs: Any = import_module(f"{_TRAINER}.configs")
@@ -246,8 +246,9 @@ def _traced(model: Any, dims: Any) -> Any:
 
 
 def _inputs(model: Any, dims: Any) -> tuple[Any, ...]:
-    """Return what the trainer hands to a step: tokens, labels, their number, and the positions with
-    the masks that go with them; of context parallelism this process rank's part of the sequence.
+    """Return the inputs of a trainer's step: tokens, labels, their number, and the positions with
+    the masks that go with them; under context parallelism, this process rank's part of the
+    sequence.
     """
     attention: Any = import_module("torchtitan.models.common.attention")
     seq_len = _SEQ_LEN if not dims.cp_enabled else 2 * dims.cp * _BLOCK
