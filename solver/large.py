@@ -47,12 +47,39 @@ _TRIED_AGAIN = 3
 
 def solve_large(task: Task, like: Scored | None) -> Answer:
     """Return the best schedule that the search finds; the buckets of ``like`` are tried, too."""
+    at = task.fitting.instance
+    search = climbed(task, like)
+    fastest = search.fastest(at.caps.memory_cap_bytes)
+    if fastest is None:
+        least = just_in_time(at)
+        schedule = expand(at, least.program) if least is not None else None
+        return Answer(schedule=schedule, bound=task.bound, solved_by=SolvedBy.JUST_IN_TIME)
+    time = fastest.candidate.figures.step_time_ticks
+    limit = slack_limit(time, task.options, task.made)
+    trade_offs = search.trade_offs(at.caps.memory_cap_bytes)
+    smallest = search.smallest(limit)
+    assert smallest is not None
+    lower = search.lowered(smallest, limit)
+    return Answer(
+        schedule=expand(lower.instance, late_waits(lower.instance, lower.program())),
+        bound=task.bound,
+        solved_by=SolvedBy.SEARCH,
+        fastest_ticks=time,
+        limit_ticks=limit,
+        trade_offs=trade_offs,
+    )
+
+
+def climbed(task: Task, like: Scored | None = None) -> "Climb":
+    """Return the search after the last of its memory caps; the buckets of ``like`` are tried,
+    too.
+    """
     at, options = task.fitting, task.options
     bound = _bound_where_cut(task)
     at_least, left = bound, replace(options, time_slack=min(options.time_slack, _MOST_LEFT))
     if at.mover is not None and not at.instance.arrays.on_path.any():
         at_least = fixed_order_bound(at.instance)  # nothing to hide but the end: buckets first
-    search = _Climb(
+    search = Climb(
         task=task,
         base=Search(
             instance=at.instance.without_memory_cap(),
@@ -69,14 +96,8 @@ def solve_large(task: Task, like: Scored | None) -> Answer:
     task.report.use.planned = search.evaluations * (1 + len(caps_below))
     if like is not None:
         search.try_buckets(like.schedule.buckets)
-    cap_bytes = at.instance.caps.memory_cap_bytes
-    climb(caps_below, cap_bytes, search)
-    fastest = search.fastest(cap_bytes)
-    if fastest is None:
-        least = just_in_time(at.instance)
-        schedule = expand(at.instance, least.program) if least is not None else None
-        return Answer(schedule=schedule, bound=bound, solved_by=SolvedBy.JUST_IN_TIME)
-    return _finished(task, bound, search, fastest)
+    climb(caps_below, at.instance.caps.memory_cap_bytes, search)
+    return search
 
 
 def _evaluations_per_work(instance: Instance) -> int:
@@ -94,29 +115,8 @@ def _bound_where_cut(task: Task) -> TimeBound:
     return any_order_bound(at.instance, at.mover.orders)
 
 
-def _finished(task: Task, bound: TimeBound, climbed: "_Climb", fastest: Found) -> Answer:
-    """Return the answer: of what is within the slack the least memory, then fewer launches."""
-    time = fastest.candidate.figures.step_time_ticks
-    limit = slack_limit(time, task.options, task.made)
-    trade_offs = climbed.trade_offs(task.fitting.instance.caps.memory_cap_bytes)
-    smallest = climbed.smallest(limit)
-    assert smallest is not None
-    search = climbed.around(smallest, task.fitting.instance.caps, climbed.evaluations)
-    search.consider(smallest.candidate)
-    search.lower_memory(limit)
-    search.fewer_launches(limit)
-    return Answer(
-        schedule=expand(search.instance, late_waits(search.instance, search.program())),
-        bound=bound,
-        solved_by=SolvedBy.SEARCH,
-        fastest_ticks=time,
-        limit_ticks=limit,
-        trade_offs=trade_offs,
-    )
-
-
 @dataclass(slots=True, kw_only=True)
-class _Climb:
+class Climb:
     """The search of one problem under ever looser memory caps."""
 
     task: Task
@@ -239,6 +239,16 @@ class _Climb:
         if found.instance.arrays is search.instance.arrays:
             return search
         return replace(search.around(found.instance, evaluations), front=self.moved)
+
+    def lowered(self, found: Found, limit_ticks: int) -> Search:
+        """Return a search around ``found`` after it looked for less memory, then for fewer
+        launches, within a step time.
+        """
+        search = self.around(found, self.task.fitting.instance.caps, self.evaluations)
+        search.consider(found.candidate)
+        search.lower_memory(limit_ticks)
+        search.fewer_launches(limit_ticks)
+        return search
 
     def _with_orders(self, caps: Caps) -> None:
         """Search around the compute as captured, and around better orders of it."""

@@ -1,37 +1,33 @@
-"""Small problems: the whole formulation, objective after objective; where compute may move, its
-order included.
+"""Small problems: the search, then the whole formulation from its answer, objective after
+objective; where compute may move, its order included.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from apsched.config import SolveOptions
-from apsched.schedule.result import BoundSource, Scored, SolvedBy
-from apsched.schedule.score import score
+from apsched.schedule.result import BoundSource, SolvedBy
 from apsched.solver.answer import Answer, Hint, Task, slack_limit
 from apsched.solver.arrays.floated import normal_form_is_all
 from apsched.solver.arrays.instance import Instance
-from apsched.solver.arrays.reordered import Orders
+from apsched.solver.arrays.problem_arrays import Ints
 from apsched.solver.bounds.step_time import TimeBound
-from apsched.solver.cpsat.model import Exact, ExactModel
+from apsched.solver.formulation import Formulation
+from apsched.solver.large import Climb, climbed
 from apsched.solver.program.evaluate import evaluate
 from apsched.solver.program.program import Program
 from apsched.solver.program.to_schedule import expand
-from apsched.solver.reorder.min_memory import floated_model, horizon_ticks
-from apsched.solver.reorder.reorder import ComputeMover, Moved
-from apsched.solver.search.decoder import BudgetUse
+from apsched.solver.reorder.min_memory import floated_model
+from apsched.solver.reorder.reorder import ComputeMover
+from apsched.solver.search.front import Found
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.search.late_waits import late_waits
-from apsched.solver.search.local_search import Search
 
-_EVALUATIONS = 2_000
-"""Of the search for what the formulation starts from."""
 _SHARE_OF_ORDER = 0.1
-"""Of the budget for each objective, what the whole formulation gets where it decides the order of
-the compute, too.
+"""Share of the budget of each objective for the formulation that also decides the order of the
+compute.
 """
 _SHARE_OF_LATER = 0.2
-"""Of the budget, what each later objective gets where the step time was not proven least: its proof
+"""Share of the budget for each later objective where the step time is not proven least: its proof
 would be about schedules near a step time that may not be the least.
 """
 
@@ -40,36 +36,35 @@ _OBJECTIVES = 4
 
 
 def solve_whole(task: Task) -> Answer:
-    """Small problems: the whole formulation; where compute may move, as captured first, and then
-    with its order to be decided.
+    """Return the answer of the whole formulation, which starts from that of the search; where
+    compute may move, as captured first, and then with its order to be decided.
     """
     at = task.fitting
-    search = Search(
-        instance=at.instance,
-        report=task.report,
-        max_evaluations=_EVALUATIONS,
-        floor_bytes=at.floor.peak_bytes,
-    )
-    search.portfolio()
-    start = _if_within(at.floor.as_captured, at.instance)
-    if search.best is not None:
-        start = search.program()
-    hint = Hint(program=start) if start is not None else None
+    search = climbed(task)
     whole_budgets = _OBJECTIVES * (1 if at.mover is None else 1 + _SHARE_OF_ORDER)
-    task.report.use.planned = whole_budgets * task.options.budget
-    answer = _solve_exactly(task, None, task.options, hint)
+    task.report.use.restart(whole_budgets * task.options.budget)
+    hint = _hint_as_captured(task, search)
+    answer = _solve_exactly(task, search, None, task.options, hint)
     if at.mover is None:
         return _for_all_schedules(task, task.options, answer)
     hint = _hint_in_some_order(task, at.mover, search, answer)
     less = replace(task.options, budget=task.options.budget * _SHARE_OF_ORDER)
-    other = _solve_exactly(task, at.mover.orders, less, hint)
+    other = _solve_exactly(task, search, at.mover, less, hint, than=answer)
     best = min(other, answer, key=lambda a: a.value)
     best = replace(
         best,
         bound=other.bound,
+        solved_by=_solved_by(other, answer),
         deterministic_work=answer.deterministic_work + other.deterministic_work,
     )
     return _for_all_schedules(task, less, best)
+
+
+def _solved_by(other: Answer, answer: Answer) -> str:
+    """Return the method behind the better of both, of which ``other`` started from ``answer``."""
+    if other.value > answer.value or other.solved_by == SolvedBy.SEARCH:
+        return answer.solved_by
+    return other.solved_by
 
 
 def _for_all_schedules(task: Task, options: SolveOptions, answer: Answer) -> Answer:
@@ -88,40 +83,55 @@ def _for_all_schedules(task: Task, options: SolveOptions, answer: Answer) -> Ans
     return replace(answer, bound=bound, deterministic_work=work)
 
 
-def _hint_in_some_order(
-    task: Task, mover: ComputeMover, search: Search, answer: Answer
-) -> Hint | None:
-    """Return the start of the formulation that decides the order of the compute: ``answer``, as
-    captured, or a faster one, or one that fits if that does not.
+def _hint_as_captured(task: Task, search: Climb) -> Hint | None:
+    """Return the fastest schedule of the search with the compute as captured, or else the one with
+    the least memory; ``None`` where neither fits.
     """
-    caps = task.fitting.instance.caps
-    blocks, lower = mover.captured, None
-    if answer.schedule is None:
-        lower = task.fitting.floor.lowered_within(caps.memory_cap_bytes)
-    if lower is not None:
-        blocks = lower.blocks
-        search = search.around(mover.moved(blocks), search.max_evaluations)
-        search.portfolio()
-    if search.best is not None:
-        start = Moved(blocks=blocks, candidate=search.best)
-        found = mover.improve(start, caps, task.bound.ticks)
-        is_faster = found.candidate.figures.step_time_ticks < answer.fastest_ticks
-        if answer.schedule is not None and not is_faster:
-            return answer.hint
-        around = search.around(mover.moved(found.blocks), search.max_evaluations)
-        around.consider(found.candidate)
-        return Hint(program=around.program(), order=mover.compute_order(found.blocks))
-    if answer.hint is not None:
+    at = task.fitting
+    found = search.base.front.fastest(at.instance.caps.memory_cap_bytes)
+    if found is not None:
+        return _hint(search, found, None)
+    program = _if_within(at.floor.as_captured, at.instance)
+    return Hint(program=program) if program is not None else None
+
+
+def _hint_in_some_order(
+    task: Task, mover: ComputeMover, search: Climb, answer: Answer
+) -> Hint | None:
+    """Return the start of the formulation that decides the order of the compute: the fastest
+    schedule of the search or ``answer``, as captured, or one that fits if neither does.
+    """
+    at = task.fitting
+    cap_bytes = at.instance.caps.memory_cap_bytes
+    found = search.fastest(cap_bytes)
+    is_slower = found is None or found.candidate.figures.step_time_ticks >= answer.fastest_ticks
+    if answer.hint is not None and is_slower:
         return answer.hint
-    lowest = just_in_time(search.instance)
-    known = (
+    if found is not None:
+        return _hint(search, found, mover)
+    lower = at.floor.lowered_within(cap_bytes)
+    instance = at.instance if lower is None else mover.moved(lower.blocks)
+    order = None if lower is None else mover.compute_order(lower.blocks)
+    least = just_in_time(instance)
+    for program in (
         lower.program if lower is not None else None,
-        lowest.program if lowest is not None else None,
-    )
-    for program in known:
-        if program is not None and _if_within(program, search.instance) is not None:
-            return Hint(program=program, order=mover.compute_order(blocks))
+        least.program if least is not None else None,
+    ):
+        if program is not None and _if_within(program, instance) is not None:
+            return Hint(program=program, order=order)
     return None
+
+
+def _hint(search: Climb, found: Found, mover: ComputeMover | None) -> Hint:
+    """Return ``found`` as a start; with ``mover`` in its order of the compute."""
+    around = search.around(found, search.task.fitting.instance.caps, 1)
+    around.consider(found.candidate)
+    return Hint(program=around.program(), order=_order_of(found.instance, mover))
+
+
+def _order_of(instance: Instance, mover: ComputeMover | None) -> Ints | None:
+    """Return the compute nodes as captured in the order of ``instance``, which ``mover`` made."""
+    return None if mover is None else mover.compute_order(mover.blocks_of(instance.problem))
 
 
 def _if_within(program: Program | None, instance: Instance) -> Program | None:
@@ -136,94 +146,90 @@ def _if_within(program: Program | None, instance: Instance) -> Program | None:
     return None
 
 
-class _Formulation:
-    """The whole formulation of ``instance``; with ``orders``, the order of the compute included.
-    Its work counts as ``use`` of the budget.
-    """
-
-    def __init__(
-        self, instance: Instance, orders: Orders | None, options: SolveOptions, use: BudgetUse
-    ) -> None:
-        self.instance, self.orders, self.options = instance, orders, options
-        self.model = ExactModel(instance, horizon_ticks(instance), orders=orders)
-        self.use, self.deterministic_work = use, 0.0
-
-    def minimized(
-        self, minimize: Callable[..., Exact], start: Hint | None
-    ) -> tuple[Exact, Hint | None]:
-        """Return the result of minimizing from ``start``, and that as a hint."""
-        program, order = (start.program, start.order) if start is not None else (None, None)
-        exact = minimize(self.options, program, order)
-        self.deterministic_work += exact.deterministic_work
-        self.use.done += exact.deterministic_work
-        if exact.program is None:
-            return exact, None
-        order = exact.order if self.orders is not None else None
-        return exact, Hint(program=exact.program, order=order)
-
-    def moved(self, hint: Hint) -> Instance:
-        """Return the instance in the order of ``hint``."""
-        if self.orders is None or hint.order is None:
-            return self.instance
-        return self.orders.in_order(hint.order)
-
-    def scored(self, hint: Hint) -> Scored:
-        """Return the schedule of ``hint`` with its figures."""
-        schedule = expand(self.moved(hint), hint.program)
-        return score(self.instance.problem, "", schedule, self.instance.caps)
-
-
 def _solve_exactly(
-    task: Task, orders: Orders | None, options: SolveOptions, hint: Hint | None
+    task: Task,
+    search: Climb,
+    mover: ComputeMover | None,
+    options: SolveOptions,
+    hint: Hint | None,
+    than: Answer | None = None,
 ) -> Answer:
-    """The whole formulation, objective after objective, the order of the compute included where
-    there are ``orders``.
+    """The whole formulation, objective after objective, from ``hint`` and the schedules of
+    ``search``; with ``mover`` the order of the compute included.
 
-    Its bounds count where no schedule is left out.
+    Its bounds count where no schedule is left out. Where the step time is neither proven nor less
+    than that of ``than``, only the bound is returned.
     """
     at = task.fitting.instance
-    bound, kept_bytes = task.bound, task.fitting.instance.arrays.kept_bytes
-    no_order_left_out = (orders is None) == (task.fitting.mover is None)
+    bound, kept_bytes = task.bound, at.arrays.kept_bytes
+    no_order_left_out = (mover is None) == (task.fitting.mover is None)
     all_schedules = no_order_left_out and normal_form_is_all(at.problem, at.caps)
-    whole = _Formulation(task.fitting.instance, orders, options, task.report.use)
-    model = whole.model
-    first, start = whole.minimized(model.minimize_step_time, hint)
-    if all_schedules and start is not None and first.bound > bound.ticks:
-        bound = TimeBound(ticks=first.bound, source=BoundSource.CP_SAT)
-    best = start or hint
-    if best is None:
+    whole = Formulation(at, mover, options, task.report.use)
+    best, least = whole.minimized(whole.step_time, hint, bound.ticks)
+    if all_schedules and best is not None and least > bound.ticks:
+        bound = TimeBound(ticks=least, source=BoundSource.CP_SAT)
+    time = None if best is None else whole.scored(best).step_time_ticks
+    is_proven = time is not None and time <= least
+    if best is None or time is None or not (is_proven or _is_faster(time, than)):
         return Answer(
             schedule=None,
             bound=bound,
             solved_by=SolvedBy.CP_SAT,
             deterministic_work=whole.deterministic_work,
         )
-    time = whole.scored(best).step_time_ticks
     task.report("cp-sat, step time", time)
-    if not first.optimal and time > bound.ticks:
+    if not is_proven:
         whole.options = replace(options, budget=options.budget * _SHARE_OF_LATER)
     limit = slack_limit(time, options, task.made)
-    model.limit_step_time(limit)
-    peak, found = whole.minimized(model.minimize_peak, best)
-    best = found or best
+    whole.model.limit_step_time(limit)
+    best = _smaller(whole, best, _smallest(search, mover, limit))
+    best, peak = whole.improved(whole.peak, best)
     task.report("cp-sat, peak", time)
-    model.limit_peak(whole.scored(best).peak_memory_bytes - kept_bytes)
-    launches, found = whole.minimized(model.minimize_launches, best)
-    best = found or best
-    model.limit_launches(len(best.program.partition.buckets))
+    whole.model.limit_peak(whole.scored(best).peak_memory_bytes - kept_bytes)
+    best, launches = whole.improved(whole.launches, best)
+    whole.model.limit_launches(len(best.program.partition.buckets))
     if limit > time:
-        _, found = whole.minimized(model.minimize_step_time, best)
-        best = found or best
+        best, _ = whole.improved(whole.step_time, best, bound.ticks)
     task.report("cp-sat, launches", time)
     moved = whole.moved(best)
     return Answer(
         schedule=expand(moved, late_waits(moved, best.program)),
         hint=best,
         bound=bound,
-        solved_by=SolvedBy.CP_SAT,
+        solved_by=SolvedBy.CP_SAT if whole.gained else SolvedBy.SEARCH,
         fastest_ticks=time,
         limit_ticks=limit,
-        peak_bound_bytes=peak.bound + kept_bytes if all_schedules else 0,
-        launches_bound=launches.bound if all_schedules else 0,
+        peak_bound_bytes=peak + kept_bytes if all_schedules else 0,
+        launches_bound=launches if all_schedules else 0,
         deterministic_work=whole.deterministic_work,
+        trade_offs=search.trade_offs(at.caps.memory_cap_bytes),
     )
+
+
+def _is_faster(time_ticks: int, than: Answer | None) -> bool:
+    """Return whether a step time is less than that of ``than``, if that has a schedule."""
+    return than is None or than.schedule is None or time_ticks < than.fastest_ticks
+
+
+def _smallest(search: Climb, mover: ComputeMover | None, limit_ticks: int) -> Hint | None:
+    """Return the schedule of the search with the least memory within a step time; without ``mover``
+    of those with the compute as captured.
+    """
+    if mover is not None:
+        found = search.smallest(limit_ticks)
+    else:
+        found = search.base.front.smallest(limit_ticks)
+    if found is None:
+        return None
+    lower = search.lowered(found, limit_ticks)
+    return Hint(program=lower.program(), order=_order_of(lower.instance, mover))
+
+
+def _smaller(whole: Formulation, best: Hint, other: Hint | None) -> Hint:
+    """Return that of both which has less memory, or fewer launches with as much."""
+
+    def value(hint: Hint) -> tuple[int, int]:
+        scored = whole.scored(hint)
+        return scored.peak_memory_bytes, scored.num_launches
+
+    return best if other is None else min(best, other, key=value)

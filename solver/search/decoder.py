@@ -46,6 +46,10 @@ class BudgetUse:
         """Share of the planned work that is done; nan while that is unknown."""
         return min(1.0, self.done / self.planned) if self.planned > 0 else float("nan")
 
+    def restart(self, planned: float) -> None:
+        """Count anew, in another unit of work."""
+        self.planned, self.done = planned, 0.0
+
     def count_evaluation(self) -> None:
         """Count one evaluation."""
         self.done += 1
