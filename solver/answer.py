@@ -60,7 +60,7 @@ class Task:
     """The searched problem: ``whole``, or that with some kernels cut."""
     options: SolveOptions
     bound: TimeBound
-    """Of ``whole``."""
+    """The bound of ``whole``."""
     made: tuple[Scored, ...]
     """The baselines."""
     report: Report
@@ -94,9 +94,9 @@ class Answer:
     limit_ticks: int = 0
     """Step time that the later objectives could cost."""
     peak_bound_bytes: int = 0
-    """Of the whole formulation, for schedules within that limit; 0 for none."""
+    """The bound of the whole formulation on the peak within that limit; 0 for none."""
     launches_bound: int = 0
-    """Of the whole formulation, for schedules within that limit and the peak found; 0 for none."""
+    """Its bound on launches within that limit and the peak found; 0 for none."""
     deterministic_work: float = 0.0
     trade_offs: tuple[TradeOff, ...] = ()
     """Memory against step time, the least memory first."""

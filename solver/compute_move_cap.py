@@ -1,8 +1,8 @@
 """Decide whether the search moves compute; otherwise it keeps it as captured.
 
 A collective on the path is hidden by compute that moves. Without any, only the end of the step can
-gain: reductions that end behind all compute, beside which weight gradients could run. What such a
-gradient makes up for is its compute less its own transfer, which follows.
+gain: reductions that end behind all compute, beside which weight gradients could run. Such a
+gradient makes up for its compute less its own transfer, which follows.
 """
 
 from dataclasses import replace

@@ -3,7 +3,7 @@ schedule so far.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from apsched.config import SolveOptions
 from apsched.schedule.result import Scored
@@ -15,13 +15,6 @@ from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.min_memory import horizon_ticks
 from apsched.solver.reorder.reorder import ComputeMover
 from apsched.solver.search.decoder import BudgetUse
-
-_RUNS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
-"""Shares of the budget of an objective: CP-SAT begins again with twice the work while that moves
-the answer or its bound.
-"""
-_MOVED = 1e-3
-"""Share of the objective from which a move counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,39 +55,29 @@ class Formulation:
     def minimized(
         self, objective: Objective, start: Hint | None, bound: int = 0
     ) -> tuple[Hint | None, int]:
-        """Return the best schedule found from ``start``, and the bound, at least ``bound``."""
-        best, value = start, None if start is None else objective.value(self.scored(start))
-        for k, share in enumerate(_RUNS):
-            exact, found = self._run(objective, share, best)
-            before = value, bound
-            bound = max(bound, exact.bound)
-            if found is not None:
-                new = objective.value(self.scored(found))
-                if value is None or new < value:
-                    best, value, self.gained = found, new, True
-            if exact.optimal or exact.infeasible or (value is not None and value <= bound):
-                break
-            if k > 0 and not _is_moved(before, (value, bound)):
-                break
-        return best, bound
+        """Return the best schedule found from ``start``, and the bound, at least ``bound``; CP-SAT
+        does not run where ``start`` meets ``bound``.
+        """
+        value = None if start is None else objective.value(self.scored(start))
+        if value is not None and value <= bound:
+            return start, bound
+        program, order = (start.program, start.order) if start is not None else (None, None)
+        exact = objective.minimize(self.options, program, order)
+        self.deterministic_work += exact.deterministic_work
+        self.use.done += exact.deterministic_work
+        bound = max(bound, exact.bound)
+        if exact.program is None:
+            return start, bound
+        found = Hint(program=exact.program, order=exact.order if self.orders else None)
+        if value is not None and objective.value(self.scored(found)) >= value:
+            return start, bound
+        self.gained = True
+        return found, bound
 
     def improved(self, objective: Objective, start: Hint, bound: int = 0) -> tuple[Hint, int]:
         """Return the best schedule from ``start``, which is never worse, and the bound."""
         best, bound = self.minimized(objective, start, bound)
         return best or start, bound
-
-    def _run(
-        self, objective: Objective, share: float, start: Hint | None
-    ) -> tuple[Exact, Hint | None]:
-        """Return the result of one run of CP-SAT with a share of the budget."""
-        program, order = (start.program, start.order) if start is not None else (None, None)
-        options = replace(self.options, budget=self.options.budget * share)
-        exact = objective.minimize(options, program, order)
-        self.deterministic_work += exact.deterministic_work
-        self.use.done += exact.deterministic_work
-        if exact.program is None:
-            return exact, None
-        return exact, Hint(program=exact.program, order=exact.order if self.orders else None)
 
     def moved(self, hint: Hint) -> Instance:
         """Return the instance in the order of ``hint``."""
@@ -106,12 +89,3 @@ class Formulation:
         """Return the schedule of ``hint`` with its figures."""
         schedule = expand(self.moved(hint), hint.program)
         return score(self.instance.problem, "", schedule, self.instance.caps)
-
-
-def _is_moved(before: tuple[int | None, int], now: tuple[int | None, int]) -> bool:
-    """Return whether a run of CP-SAT moved the objective or its bound."""
-    (value_before, bound_before), (value, bound) = before, now
-    if value is None or value_before is None:
-        return value is not value_before
-    least_move = _MOVED * value
-    return value_before - value > least_move or bound - bound_before > least_move

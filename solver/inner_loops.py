@@ -77,7 +77,7 @@ class _Nodes:
     ticks: list[int] = field(default_factory=list)
     predecessors: list[tuple[int, ...]] = field(default_factory=list)
     births: list[int] = field(default_factory=list)
-    """Of each storage, the node that makes it; -1 for an input."""
+    """The node that makes each storage; -1 for an input."""
     uses: list[set[int]] = field(default_factory=list)
     storage_of: list[int] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)

@@ -30,7 +30,7 @@ _WORTH_MOVING = 0.98
 _SHARE_AS_CAPTURED = 4
 """Where compute may move, one in so many evaluations goes to buckets around it as captured."""
 _SHARE_OF_THE_END = 4
-"""Of the evaluations, one in so many goes to the buckets at the end, each time it changes."""
+"""One evaluation in so many goes to the buckets at the end, each time it changes."""
 _EVALUATIONS_PER_WORK, _OF_A_COLLECTIVE = 300, 2
 """Evaluations of the search under one memory cap per unit of deterministic work in the budget: at
 most, and for each collective.
@@ -123,7 +123,7 @@ class Climb:
     base: Search
     """Around the compute as captured, without a memory cap; nothing is searched in it."""
     evaluations: int
-    """Of a search under one memory cap."""
+    """Evaluations of a search under one memory cap."""
     enough_ticks: int
     """Step time at which the search stops."""
     enough_as_captured_ticks: int
@@ -155,8 +155,9 @@ class Climb:
         return None if found is None else found.candidate.figures.step_time_ticks
 
     def smallest(self, limit_ticks: int) -> Found | None:
-        """Return what has the least peak within a step time; of two that differ by less than a
-        share the one as captured, since moves that gain nothing are lost where costs are wrong.
+        """Return the schedule with the least peak within a step time; of two that differ by less
+        than a share the one as captured, since moves that gain nothing are lost where costs are
+        wrong.
         """
         captured = self.base.front.smallest(limit_ticks)
         moved = self.moved.smallest(limit_ticks)
@@ -178,7 +179,7 @@ class Climb:
         )
 
     def is_done(self, cap_bytes: int | None) -> bool:
-        """Whether what fits the cap is so near the bound that the search stops."""
+        """Whether a schedule that fits the cap is so near the bound that the search stops."""
         fastest = self.fastest_ticks(cap_bytes)
         return fastest is not None and fastest <= self.enough_ticks
 
@@ -205,7 +206,7 @@ class Climb:
             self._with_shorter_tail(self.mover, caps)
 
     def _with_buckets(self, caps: Caps) -> None:
-        """Search from its own starts, then from what is known, too."""
+        """Search from its own starts, then from known schedules, too."""
         search = self._around_captured(caps, self.evaluations)
         known = self._known(search)
         enough = self.enough_as_captured_ticks
@@ -219,7 +220,7 @@ class Climb:
         search.improve(enough)
 
     def _known(self, search: Search) -> list[Found]:
-        """Return the fastest of what is known around the same order of the compute."""
+        """Return the fastest known schedules around the same order of the compute."""
         found = [found for found in search.front if found.instance.arrays is search.instance.arrays]
         return found[::-1][:_TRIED_AGAIN]
 

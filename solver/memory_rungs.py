@@ -1,8 +1,8 @@
 """Search under ever looser memory caps: a sequence of caps that depends on the problem alone, as
 far as these are below the stated cap, and then the stated cap.
 
-The search under each cap also starts from what was found under those before. So the work under a
-cap of the sequence is a part of the work under any looser cap, which is never slower than it. All
+The search under each cap also starts from the schedules found under those before. So the work under
+a cap of the sequence is a part of the work under any looser cap, which is never slower than it. All
 that is found stands on one front of step time and peak, from which the second objective takes its
 schedule.
 """

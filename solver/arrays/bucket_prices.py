@@ -157,7 +157,7 @@ def num_at_most(ascending: Ints, limit: float) -> int:
 
 @compiled
 def curve_price(begins: Ints, sizes: Ints, prices: Ints, curve: int, size_bytes: int) -> int:
-    """Return what ``apsched.costs.price_curve.PriceCurve`` returns, in 64 bits: the quotient is
+    """Return the price of ``apsched.costs.price_curve.PriceCurve``, in 64 bits: the quotient is
     guessed in floats, and the remainder set right.
 
     It takes the points of the curves alone: numba counts a reference to each array of ``Tables``
@@ -183,7 +183,7 @@ def curve_price(begins: Ints, sizes: Ints, prices: Ints, curve: int, size_bytes:
 
 @compiled
 def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints, coalesced: Bools) -> Ints:
-    """Return (B, NUM_FIGURES): what every bucket costs and where it may stand.
+    """Return (B, NUM_FIGURES): the costs of every bucket, and the places where it may stand.
 
     A bucket of several is coalesced where its first member is among ``coalesced`` (C,) and all of
     its members may be.

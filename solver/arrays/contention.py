@@ -18,11 +18,11 @@ class ContentionArrays(NamedTuple):
     link_list: Ints
     """Links of each stream."""
     latency_ticks: Ints
-    """(C,) price of no bytes of the key of each collective: what a transfer takes before it moves
+    """(C,) price of no bytes of the key of each collective: the time of a transfer before it moves
     bytes.
     """
     member_ticks: Ints
-    """(C,) what each member adds to that in a coalesced bucket."""
+    """(C,) addition of each member to that in a coalesced bucket."""
     parts: int
     """A transfer alone on its links moves so many parts of its bytes in a tick; n of them on a link
     share it.

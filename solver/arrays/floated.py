@@ -1,10 +1,10 @@
 """A relaxation whose normal form leaves no schedule out.
 
-What travels with a collective becomes compute like any other, kernels fall apart, and places that
-the plan asks for are forgotten; compute that may not move that far keeps its order by dependences.
-Every schedule of the problem that ``verify`` accepts is one of this, no slower, with no more bytes
-alive and as many launches. So bounds of the whole formulation on it, and that it has no schedule,
-hold for the problem.
+Nodes that travel with a collective become compute like any other, kernels fall apart, and places
+that the plan asks for are forgotten; compute that may not move that far keeps its order by
+dependences. Every schedule of the problem that ``verify`` accepts is one of this, no slower, with
+no more bytes alive and as many launches. So bounds of the whole formulation on it, and that it has
+no schedule, hold for the problem.
 """
 
 from dataclasses import replace
@@ -41,7 +41,7 @@ def floated(instance: Instance) -> Instance:
 
     A cast that a bucket leaves out takes no time and no memory. Prefetch counts compute nodes, of
     which there are more here: so many more are allowed, and any number where an epilogue would
-    count as what needs a result.
+    count as the need of a result.
     """
     problem, caps = instance.problem, instance.caps
     duration, storages = list(problem.duration_ticks), list(problem.storages)

@@ -1,7 +1,7 @@
 """The problem in the form that search works on: a fixed compute order of compute nodes, and units
 that move between them.
 
-Normal form of a schedule (what search and model choose from; everything else follows):
+Normal form of a schedule (search and model choose among these parts; everything else follows):
 
 - The compute order is the compute nodes in captured order. Gap g is the place before compute node
   g; slot m is the one after the last.
@@ -64,7 +64,7 @@ class ProblemArrays:
     coalesces: Bools
     """(C,) a bucket may carry it without a buffer, and that has a price."""
     member_ticks: Ints
-    """(C,) what it adds to the transfer of such a bucket."""
+    """(C,) its addition to the transfer of such a bucket."""
     launch_ticks: Ints
     """(C,) price of launching it alone, on the compute stream."""
     bucket_launch_ticks: Ints
@@ -90,7 +90,7 @@ class ProblemArrays:
     prologue_list: Ints
     """Attached nodes of its prologue."""
     copied_bytes: Ints
-    """(C,) what it adds to the bytes of a copy-in."""
+    """(C,) its addition to the bytes of a copy-in."""
     cast_attached: Ints
     """(C,) the attached node of its cast, which a bucket has not; -1 for none."""
     epilogue_begin: Ints
@@ -110,7 +110,7 @@ class ProblemArrays:
     touch_list: Ints
     """Attached nodes that touch it."""
     input_storage: Ints
-    """(C,) index among these storages of what it reads; -1 where that is kept."""
+    """(C,) index of its input among these storages; -1 where the caller keeps the input."""
     output_storage: Ints
     group: Ints
     """(C,) group of the plan whose members share one bucket; -1 for none."""
@@ -178,8 +178,8 @@ class ProblemArrays:
 
     @cached_property
     def late_ready_slot(self) -> Ints:
-        """(C,) first slot where its launch may stand: what waits for another collective is not
-        ready before that one.
+        """(C,) first slot where its launch may stand: a collective that waits for another one is
+        not ready before that one.
         """
         ready = self.ready_slot.copy()
         for c in range(len(ready)):  # in the order of starts: what it waits for comes before it
@@ -255,7 +255,7 @@ def problem_arrays(problem: Problem) -> ProblemArrays:
 
 
 def _collectives(problem: Problem, index_of_storage: dict[int, int]) -> dict[str, Any]:
-    """Return what collectives are and cost, each in a launch of its own."""
+    """Return kinds, places and costs of collectives, each in a launch of its own."""
     cs = problem.collectives
     keys = [problem.keys[c.key] for c in cs]
     return {

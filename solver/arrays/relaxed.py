@@ -40,8 +40,8 @@ def without_copies(instance: Instance) -> Instance:
     Take any schedule, and make each of its coalesced buckets a flat one with its copy-in right
     before the start and its copy-outs right behind the wait. Here that costs nothing, the transfer
     no more than before, and everything else keeps its time and place: no schedule is faster than
-    one of flat buckets with free copies. What a memory cap forces
-    (``apsched.solver.bounds.tighten``) is concluded for a collective alone, whose input and output
+    one of flat buckets with free copies. The consequences of a memory cap
+    (``apsched.solver.bounds.tighten``) are drawn for a collective alone, whose input and output
     live as those of a member of a coalesced bucket.
     """
     arrays = instance.arrays

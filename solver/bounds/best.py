@@ -26,7 +26,7 @@ _BUSY = 0.8
 looked at.
 """
 _AS_GOOD = 5e-4
-"""Of several bounds that differ by less than this share, the first names the argument."""
+"""Among bounds that differ by less than this share the first names the argument."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

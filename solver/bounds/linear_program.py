@@ -61,7 +61,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Step time >= constant + what each collective costs here, alone or in a bucket, in ticks."""
+    """Step time >= constant + the cost of each collective here, alone or in a bucket, in ticks."""
 
     constant: float
     alone: Floats
@@ -90,8 +90,8 @@ def rows_of(instance: Instance) -> list[Row]:
 
 
 def decidable(arrays: ProblemArrays, rows: list[Row]) -> list[Row]:
-    """Return ``rows`` where what cannot be in a bucket, or must be, costs the same on both
-    sides.
+    """Return ``rows`` where a collective that cannot be in a bucket, or must be, costs the same on
+    both sides.
     """
     grouped = arrays.group >= 0
     return [

@@ -3,7 +3,7 @@ a limit on step time.
 
 Symbols as in ``apsched.solver.bounds.step_time``. With Z the limit on step time, D_j = Z -
 sum_{i>=j} d_i is the latest begin of compute node j, and R_k the earliest time at which slot k is
-reached; A_k is what is alive at compute node k in every schedule.
+reached; A_k are the bytes alive at compute node k in every schedule.
 
     (P1)  peak >= A_k + output of every gather c with R_{k+1} + T_c > D_need, need > k: launched
                       behind k it would come too late + input of every reduce-scatter c with R_ready
@@ -14,8 +14,8 @@ reached; A_k is what is alive at compute node k in every schedule.
          bytes / cap on the bytes of a bucket
     (L3)  launches of a key >= the least i for which i buckets are enough: sorted by need k_1 < k_2
           < ..., the first i gather buckets hold all that is needed before k_{i+1}, are transferred
-          by D_{k_i}, and what is needed behind k_i is alive there; likewise reduction buckets from
-          the last one back
+          by D_{k_i}, and the outputs needed behind k_i are alive there; likewise reduction buckets
+          from the last one back
     (L4)  launches >= min sum_key n_key, a linear program over the shares y_c of collectives that
          are in buckets
 """
@@ -114,8 +114,7 @@ def launches_bound(instance: Instance, limit_ticks: int) -> int:
         ``apsched.solver.bounds.linear_program``
 
     where a bucket's launch, and the price of copying nothing, add to the row of the compute stream.
-    What is returned is the Lagrangian of the weights that the LP finds, which holds for any
-    weights.
+    The result is the Lagrangian of the weights that the LP finds, which holds for any weights.
     """
     problem = instance.problem
     if not len(instance.arrays.kind):
@@ -255,8 +254,8 @@ def _fewest(
     """Return the least i such that i buckets can hold everything.
 
     ``sizes`` and ``held`` are totals up to each place; i buckets, the last of which begins at place
-    p, have ``ticks[p]`` for their transfers and ``room[p]`` for what they hold beyond p. Where the
-    next bucket begins, everything before it is in those i.
+    p, have ``ticks[p]`` for their transfers and ``room[p]`` for the bytes that they hold beyond p.
+    Where the next bucket begins, everything before it is in those i.
     """
     past = 0  # the next bucket begins at this place or before
     for i in range(1, len(sizes) + 1):

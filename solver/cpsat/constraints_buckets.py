@@ -7,7 +7,7 @@ from apsched.solver.cpsat.variables import Linear, Variables
 
 
 def prices(v: Variables) -> None:
-    """(13) Prices: what a bucket costs depends on its bytes, by the piece [low, high] of the curve
+    """(13) Prices: the cost of a bucket depends on its bytes, by the piece [low, high] of the curve
     that they lie in.
 
     y[h]:  tau[h] = T[h], that of h alone

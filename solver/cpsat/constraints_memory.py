@@ -18,7 +18,7 @@ def memory(v: Variables) -> None:
         512 M + kept bytes <= memory cap
 
     A storage lives from its birth to the last position that touches it; the buffers of flat buckets
-    live as in ``apsched.schedule.memory``. What a cast makes of an input lives only where the
+    live as in ``apsched.schedule.memory``. The result of the cast of an input lives only where the
     collective is in no flat bucket.
     """
     lives = [

@@ -47,7 +47,7 @@ def order_of_the_compute(v: Variables) -> None:
 
 
 def prefetch_in_any_order(v: Variables, most: int) -> None:
-    """Of all compute nodes that need a member, one has at most ``most`` others between the start
+    """Among the compute nodes that need a member, one has at most ``most`` others between the start
     and itself.
     """
     num_compute = len(v.arrays.compute_ticks)

@@ -13,7 +13,7 @@ def plan(v: Variables) -> None:
     a[wait c, first wait slot of c - 1],  not a[wait c, last wait slot of c]
 
     That a launch stands behind its first slot is part of readiness, and that closed groups stay
-    closed is part of what may join whom.
+    closed is part of the rule which collectives may join a bucket.
     """
     _together(v)
     k, num_compute = v.arrays, len(v.arrays.compute_ticks)

@@ -27,6 +27,13 @@ from apsched.solver.cpsat.variables import (
 from apsched.solver.program.program import COPY_IN, COPY_OUT, LAUNCH, NODE, START, WAIT, Program
 from apsched.units import ALLOCATION_BYTES
 
+_RUNS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
+"""Shares of the budget: CP-SAT begins again with twice the work while that moves the objective or
+its bound.
+"""
+_LEAST_MOVE = 1e-3
+"""Share of the objective from which a move counts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exact:
@@ -36,8 +43,10 @@ class Exact:
     """None where none was found (infeasible, or out of work)."""
     order: Ints
     """Compute nodes as captured, in the order that ``program`` has them in."""
+    value: int | None
+    """The stated objective of ``program``."""
     bound: int
-    """Of the stated objective."""
+    """The bound of the stated objective."""
     optimal: bool
     infeasible: bool
     deterministic_work: float
@@ -47,7 +56,7 @@ class ExactModel:
     """The whole formulation on one problem; objectives are set one after the other on the same
     constraints.
 
-    With ``orders`` it decides the order of the compute, too.
+    With ``orders`` it decides the order of the compute, too. Of a relaxation only the bounds count.
     """
 
     def __init__(
@@ -55,8 +64,10 @@ class ExactModel:
         instance: Instance,
         horizon_ticks: int,
         orders: Orders | None = None,
+        *,
+        is_relaxation: bool = False,
     ) -> None:
-        self.instance = instance
+        self.instance, self._is_relaxation = instance, is_relaxation
         compute_order = in_any_order(orders, instance.caps) if orders is not None else None
         self.variables = create_variables(instance, horizon_ticks, compute_order)
         for constraint in constraints.ALL:
@@ -64,7 +75,7 @@ class ExactModel:
 
     def any_schedule(self, options: SolveOptions) -> Exact:
         """No objective: whether the constraints can be kept."""
-        return self._minimize(0, options, None)
+        return self._run(0, options, None, None)
 
     def minimize_step_time(
         self, options: SolveOptions, hint: Program | None, order: Ints | None = None
@@ -77,7 +88,7 @@ class ExactModel:
     def minimize_peak(
         self, options: SolveOptions, hint: Program | None, order: Ints | None = None
     ) -> Exact:
-        """Objective 2: peak memory, in bytes beside what the caller keeps."""
+        """Objective 2: peak memory, in bytes beside those that the caller keeps."""
         exact = self._minimize(self.variables.peak_blocks, options, hint, order)
         return replace(exact, bound=exact.bound * ALLOCATION_BYTES)
 
@@ -93,7 +104,8 @@ class ExactModel:
         self.variables.model.add(self.variables.step_time <= ticks)
 
     def limit_peak(self, peak_bytes: int) -> None:
-        """Keep the peak, beside what the caller keeps, at most ``peak_bytes`` from here on."""
+        """Keep the peak, without the bytes that the caller keeps, at most ``peak_bytes`` from now
+        on."""
         self.variables.model.add(self.variables.peak_blocks <= peak_bytes // ALLOCATION_BYTES)
 
     def limit_launches(self, num_launches: int) -> None:
@@ -107,6 +119,37 @@ class ExactModel:
         options: SolveOptions,
         hint: Program | None,
         order: Ints | None = None,
+    ) -> Exact:
+        """Return the best result of runs with more and more work, until one moves nothing."""
+        best: Exact | None = None
+        for share in _RUNS:
+            less = replace(options, budget=options.budget * share)
+            found = self._run(objective, less, hint, order)
+            both = found if best is None else _better(best, found)
+            is_moved = best is None or self._is_moved(best, both, hint)
+            best = both
+            if best.optimal or best.infeasible or not is_moved:
+                break
+            if best.program is not None:
+                hint, order = best.program, best.order
+        assert best is not None
+        return best
+
+    def _is_moved(self, before: Exact, now: Exact, hint: Program | None) -> bool:
+        """Return whether the last run moved the objective or its bound by more than the least move,
+        or ended before it could.
+        """
+        if now.value is None and now.bound <= 0:
+            return True
+        if self._is_relaxation or (now.value is None and hint is not None):
+            return now.bound - before.bound > _LEAST_MOVE * now.bound
+        if before.value is None or now.value is None:
+            return True
+        least = _LEAST_MOVE * now.value
+        return before.value - now.value > least or now.bound - before.bound > least
+
+    def _run(
+        self, objective: object, options: SolveOptions, hint: Program | None, order: Ints | None
     ) -> Exact:
         model = self.variables.model
         model.minimize(objective)  # type: ignore[arg-type]
@@ -130,6 +173,7 @@ class ExactModel:
             order=np.argsort(np.array(at, dtype=np.int64), kind="stable")
             if at
             else np.arange(len(self.instance.arrays.compute_ticks)),
+            value=round(solver.objective_value) if found else None,
             bound=int(np.ceil(solver.best_objective_bound - 1e-6)),
             optimal=status == cp_model.OPTIMAL,
             infeasible=status == cp_model.INFEASIBLE,
@@ -137,13 +181,25 @@ class ExactModel:
         )
 
 
+def _better(best: Exact, found: Exact) -> Exact:
+    """Return the better program of two runs with the better bound and the work of both."""
+    is_better = best.value is None or (found.value is not None and found.value < best.value)
+    return replace(
+        found if is_better else best,
+        bound=max(best.bound, found.bound),
+        optimal=found.optimal,
+        infeasible=found.infeasible,
+        deterministic_work=best.deterministic_work + found.deterministic_work,
+    )
+
+
 def _solved(solver: cp_model.CpSolver, model: cp_model.CpModel) -> cp_model.CpSolverStatus:
     """Solve ``model`` and return the status; an interrupt (Ctrl-C) stops the solver and is raised
     again.
 
-    CP-SAT by itself takes the interrupt and returns what it has: a worse answer without a word.
-    Signals reach only the main thread, which must not be in CP-SAT for that; another thread, which
-    gets none, solves directly.
+    CP-SAT by itself takes the interrupt and returns its best solution so far: a worse answer
+    without a message. Signals reach only the main thread, which must not be in CP-SAT for that;
+    another thread, which gets none, solves directly.
     """
     solver.parameters.catch_sigint_signal = False
     if threading.current_thread() is not threading.main_thread():

@@ -21,7 +21,7 @@ from apsched.solver.arrays.relaxed import without_places
 from apsched.solver.cpsat.compute_order import ComputeOrder, as_captured
 
 Unit = tuple[StepKind, int]
-"""(what, head of the bucket) or (copy_out, collective)."""
+"""(kind of step, head of the bucket) or (copy_out, collective)."""
 Linear = cp_model.LinearExpr | cp_model.IntVar | int
 
 
@@ -87,7 +87,7 @@ class Variables:
     """
     step_time: cp_model.IntVar = field(init=False)
     peak_blocks: cp_model.IntVar = field(init=False)
-    """Peak of live bytes, in blocks of the allocator, what the caller keeps left out."""
+    """Peak of live bytes, in blocks of the allocator, without the bytes that the caller keeps."""
 
     def members(self, h: int) -> list[int]:
         """Return the collectives that may join the bucket headed by ``h``, itself included."""

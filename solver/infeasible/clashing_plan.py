@@ -59,8 +59,8 @@ def _groups(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
 
 
 def _prefetch(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
-    """Where compute moves, what needs a result may come so many places sooner, and a place of the
-    plan is one among the nodes that stand before it then.
+    """Where compute moves, the node that needs a result may come so many places sooner, and a place
+    of the plan is one among the nodes that stand before it then.
     """
     if caps.max_compute_move is None:
         return

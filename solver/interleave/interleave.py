@@ -27,7 +27,7 @@ _MERGES = (
 _APART = (0.125, 0.25, 0.5, 0.75)
 """Shares of a chain by which the next one is behind, where nothing closer fits."""
 _SHARE_OF_A_GLANCE = 0.02
-"""Of the budget, for one merge."""
+"""Share of the budget for one merge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class _Found:
     scored: Scored
     """As a schedule of the problem."""
     result: SolveResult
-    """Of the merged problem."""
+    """The answer of the merged problem."""
 
 
 def has_chains(problem: Problem, caps: Caps) -> bool:
@@ -85,8 +85,8 @@ def interleaved(
 
 
 def _kept(problem: Problem, caps: Caps, in_a_row: SolveResult) -> Scored:
-    """Return the schedule of ``in_a_row`` with its figures, and what it breaks where compute counts
-    its places in its own chain.
+    """Return the schedule of ``in_a_row`` with its figures, and the caps that it breaks where
+    compute counts its places in its own chain.
     """
     assert in_a_row.best is not None
     return score(problem, in_a_row.best.name, in_a_row.best.schedule, caps)

@@ -2,8 +2,8 @@
 
 Each chain is cut into *units*, which stay whole: a run of compute nodes that are one kernel, or all
 compute nodes between two collectives on the path. A merge numbers the units of all chains. Of the
-nodes whose predecessors are done the one with the least number is next; what is shared comes as
-soon as something behind it may.
+nodes whose predecessors are done the one with the least number is next; a shared node comes as soon
+as a node behind it may.
 
 By place, units have their place in their own chain as their number, and each chain begins ``skew``
 units behind the one before: unit u of chain k has number u + k skew. With as many units as the
@@ -68,8 +68,8 @@ def units_of(problem: Problem, *, stretches: bool) -> list[list[list[int]]]:
     """Return the units of each chain, their nodes as captured: stretches between collectives on the
     path, or single kernels.
 
-    A wait and what takes its result, up to the next compute node, belong to the unit behind it;
-    other nodes that take no time to the one before.
+    A wait and the nodes that take its result, up to the next compute node, belong to the unit
+    behind it; other nodes that take no time to the one before.
     """
     on_path = {c.wait for c in problem.collectives if c.on_path}
     found: list[list[list[int]]] = []
@@ -146,14 +146,15 @@ class _Clock:
             self._look_ahead(chain)
 
     def run(self, chain: int) -> None:
-        """Run the next unit of ``chain``, and launch what it may behind it."""
+        """Run the next unit of ``chain``, and launch the collectives that it may launch behind
+        it."""
         self.now = max(self.now, self.ready[chain])
         self._walk(self.chains[chain][self.done[chain]], computes=True)
         self.done[chain] += 1
         self._look_ahead(chain)
 
     def _look_ahead(self, chain: int) -> None:
-        """Do what stands before the first compute node of the next unit."""
+        """Do the steps before the first compute node of the next unit."""
         if self.done[chain] < len(self.chains[chain]):
             unit = self.chains[chain][self.done[chain]]
             self._walk(unit, computes=False)

@@ -129,7 +129,7 @@ def create_events(problem: Problem, caps: Caps) -> Events:
 
 
 class _Draft:
-    """Numbers the events and closes what must precede what."""
+    """Numbers the events, and closes their precedence."""
 
     def __init__(self, problem: Problem, shares: Sequence[bool]) -> None:
         self.problem = problem

@@ -41,7 +41,7 @@ Variables lambda[B]   1 where B is launched
 (14)  held[h,p] >= sum of bytes[B] lambda[B] - M (1 - alive[h,p])         ``memory._held``
 (15)  peak >= kept + sum of bytes alive[a,p] + sum of held[h,p],
         peak <= cap                                                       ``memory.add_memory``
-(16)  no-good: what only the solver's tolerances let through is refused   ``model._refuse``
+(16)  no-good: refuses answers that only tolerances of the solver allow      ``model._refuse``
 (17)  windows: o[u,v] = 0 where u would end after v must begin            ``time_windows.windows``
 
 le(p,q) says that p is not after q: 1 - o[q,p], or where p is the later step of one event, o[p,q].
@@ -54,9 +54,9 @@ Where a schedule is known, of an earlier objective or the caller's, the model as
 one: that there is none is the proof.
 
 Numbers: ticks and bytes are scaled so that none in a row exceeds 10 000, since the tolerances of
-solvers are absolute. What counts is the order that comes out: it is made a schedule, verified, and
-scored by ``simulate``. The bound is lowered by a share of 1e-7 of the horizon, which the tolerances
-may hide, and then rounded up to a tick.
+solvers are absolute. The answer is the order: it becomes a schedule, which is verified, and scored
+by ``simulate``. The bound is lowered by a share of 1e-7 of the horizon, which the tolerances may
+hide, and then rounded up to a tick.
 """
 
 import math

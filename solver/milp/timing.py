@@ -18,7 +18,7 @@ class Clock:
     horizon: float
     step: pulp.LpVariable
     end: list[Linear]
-    """Of each event on the compute stream."""
+    """End of each event on the compute stream."""
     begin: list[pulp.LpVariable]
     windows: Windows
     """In ticks."""

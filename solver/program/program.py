@@ -47,7 +47,7 @@ class Trace:
     transfer_end_ticks: Ints
     """(B,)"""
     live_bytes: Ints
-    """(positions,) beside what the caller keeps."""
+    """(positions,) without the bytes that the caller keeps."""
     attached_position: Ints
     storage_first: Ints
     """(S,) first position at which the storage is alive."""

@@ -1,4 +1,4 @@
-"""Program -> Schedule: every node in its place, views right after what they depend on."""
+"""Program -> Schedule: every node in its place, views right after the nodes that they depend on."""
 
 import heapq
 from collections.abc import Sequence

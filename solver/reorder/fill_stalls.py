@@ -54,7 +54,7 @@ class Pass(NamedTuple):
     """(K,) blocks."""
     operation: Ints
     argument: Ints
-    """Of NODE the block, at its first node; other nodes of a block have no operation."""
+    """The block of a NODE, at its first node; other nodes of a block have no operation."""
     live_bytes: Ints
     """Most that is alive at each operation."""
 
@@ -79,7 +79,7 @@ class _Course(NamedTuple):
     usual_bytes: Ints
     """(K+1,) bytes that blocks hold behind so many places of the program."""
     needed: Bools
-    """(B,) the stream stalls for it: what outputs alone need is waited for at the end."""
+    """(B,) the stream stalls for it: results that only outputs need are waited for at the end."""
     room_bytes: int
     max_move: int
     limits: FillLimits

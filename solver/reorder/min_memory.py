@@ -2,7 +2,8 @@
 formulation.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
@@ -10,6 +11,7 @@ from apsched.schedule.schedule import Schedule
 from apsched.schedule.score import score
 from apsched.solver.arrays.floated import floated, normal_form_is_all
 from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.problem_arrays import Ints
 from apsched.solver.arrays.reordered import Orders, may_move
 from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
 from apsched.solver.bounds.step_time import memory_bound
@@ -20,6 +22,10 @@ from apsched.solver.reorder.lower_peak import Lowered, lower_peak
 from apsched.solver.reorder.reorder import ComputeMover
 from apsched.solver.search.just_in_time import just_in_time, without_caps_on_launches
 
+SHARE_OF_ORDER = 0.1
+"""Share of the budget of an objective for the formulation that also decides the order of the
+compute.
+"""
 _SMALL_LITERALS = 6_000
 """Order literals up to which the whole problem goes to CP-SAT."""
 
@@ -107,11 +113,9 @@ def least_memory_with(
     lowered = lower_peak(mover, instance.caps, bound)
     lowest = min((least, *(lower.peak_bytes for lower in lowered)))
     if bound < lowest and is_small(instance.problem):
-        exact = ExactModel(
-            instance,
-            horizon_ticks(instance),
-            orders=mover.orders,
-        ).minimize_peak(options, None)
+        model = ExactModel(instance, horizon_ticks(instance), orders=mover.orders)
+        less = replace(options, budget=options.budget * SHARE_OF_ORDER)
+        exact = model.minimize_peak(less, *_least_known(mover, lowered, program))
         if whole:
             bound = max(bound, min(exact.bound + instance.arrays.kept_bytes, lowest))
         if exact.program is not None:
@@ -142,6 +146,19 @@ def least_memory_with(
     )
 
 
+def _least_known(
+    mover: ComputeMover, lowered: Sequence[Lowered], as_captured: Program | None
+) -> tuple[Program | None, Ints | None]:
+    """Return the schedule with the least peak that is known, and the order of its compute."""
+    if not lowered:
+        return as_captured, None
+    blocks, program = lowered[-1].blocks, lowered[-1].program
+    if program is None:
+        least = just_in_time(mover.moved(blocks).without_memory_cap())
+        program = None if least is None else least.program
+    return program, mover.compute_order(blocks)
+
+
 def _bound_where_floated(instance: Instance, options: SolveOptions, known_bytes: int) -> int:
     """Return the bound on the peak of all schedules, those out of normal form included."""
     bound = (
@@ -160,7 +177,7 @@ def floated_model(instance: Instance) -> ExactModel:
     ``instance``, and where it has none ``instance`` has none.
     """
     relaxed = floated(instance)
-    return ExactModel(relaxed, horizon_ticks(instance), orders=Orders(relaxed))
+    return ExactModel(relaxed, horizon_ticks(instance), orders=Orders(relaxed), is_relaxation=True)
 
 
 def _as_captured(instance: Instance, options: SolveOptions) -> tuple[int, int, Program | None]:

@@ -2,12 +2,12 @@
 compute that let less of them do so.
 
 The last reduction R of a step runs when there is nothing left to compute. A weight gradient that is
-put off behind what R needs runs beside it, but its own reduction then follows R on the same stream.
-Put off are blocks that only one bucket needs: with C ticks of compute and T of transfer they
-shorten the exposed end by C - T at most, so the last ones with C > T go, as many as needed.
+put off behind the inputs of R runs beside it, but its own reduction then follows R on the same
+stream. Put off are blocks that only one bucket needs: with C ticks of compute and T of transfer
+they shorten the exposed end by C - T at most, so the last ones with C > T go, as many as needed.
 Behind R those with the longest transfers run first (Johnson's rule for two machines: where C > T
-descending T is best), and what is left in the end is the shortest. Where R itself has blocks that
-nothing else needs, those also may run as soon as what they need is there.
+descending T is best), and the last one left is the shortest. Where R itself has blocks that nothing
+else needs, those also may run as soon as their inputs are there.
 
 Every order is laid out and judged again, with the same buckets; after that the buckets at the end
 are searched again. S. M. Johnson, Optimal two- and three-stage production schedules with setup
@@ -197,7 +197,7 @@ def _add_following(p: Precedence, blocks: Bools) -> None:
 
 
 def _soon(p: Precedence, order: Ints, urgent: Bools) -> Ints:
-    """Return ``order`` with the blocks ``urgent`` as soon as what they need has run."""
+    """Return ``order`` with the blocks ``urgent`` as soon as the blocks that they need have run."""
     left = p.before_begin[1:] - p.before_begin[:-1]
     result: list[int] = []
 

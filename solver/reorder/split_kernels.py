@@ -2,11 +2,11 @@
 
 Whole kernels are cheaper, so a kernel is cut only for a memory cap below the least peak that is
 known with all of them whole. Storages of the kernel then live shorter: where its second piece
-allocates what is alive at the peak, that may come later; where its first piece is the last to need
-what is alive there, that may come earlier. The cuts of most such bytes are tried, of equal ones
-those nearest to the peak; each is judged by the least peak of all orders that are found with it,
-and the best is made; then the next one, as long as that lowers the peak. The first that fits the
-cap ends it.
+allocates storages that are alive at the peak, it may come later; where its first piece is the last
+to need storages that are alive there, it may come earlier. The cuts of most such bytes are tried,
+of equal ones those nearest to the peak; each is judged by the least peak of all orders that are
+found with it, and the best is made; then the next one, as long as that lowers the peak. The first
+that fits the cap ends it.
 """
 
 from dataclasses import dataclass, replace

@@ -86,15 +86,15 @@ class Units(NamedTuple):
     used: Ints
     """(m+1,) bytes in use around each compute node, with everything just in time."""
     memory_cap: int
-    """Beside what the caller keeps."""
+    """Without the bytes that the caller keeps."""
     in_flight_cap: int
     num_streams: int
 
 
 @compiled
 def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, Ints]:
-    """Walk the slots: launch what is ready, prefetch, wait for what the compute node needs, run it;
-    return operations and arguments.
+    """Walk the slots: launch the collectives that are ready, prefetch, wait for the inputs of the
+    compute node, run it; return operations and arguments.
     """
     rows, compute_ticks, bucket_of, member_list = (
         u.rows,

@@ -47,7 +47,7 @@ class BudgetUse:
         return min(1.0, self.done / self.planned) if self.planned > 0 else float("nan")
 
     def restart(self, planned: float) -> None:
-        """Count anew, in another unit of work."""
+        """Count again from zero, in another unit of work."""
         self.planned, self.done = planned, 0.0
 
     def count_evaluation(self) -> None:

@@ -12,8 +12,8 @@ with share = 1/2, 1, 2, 4, then as late as can be,
 
 those with the least margin first, all of them one share before any gets the next, as far as live
 bytes stay below the peak that the program has anyway. Epilogues and copy-outs move along with their
-wait. Step time, peak and launches do not get worse: what was moved for one share is evaluated
-exactly, and dropped if it costs anything.
+wait. Step time, peak and launches do not get worse: the moves for one share are evaluated exactly,
+and dropped if they cost anything.
 """
 
 from dataclasses import dataclass, replace
@@ -205,7 +205,7 @@ def _course(arrays: ProblemArrays, program: Program, stands: Trace) -> _Course:
 
 
 def _flying_bytes(arrays: ProblemArrays, program: Program) -> Ints:
-    """Return what each bucket counts against the cap on bytes in flight."""
+    """Return the bytes of each bucket that count against the cap on bytes in flight."""
     flying = np.zeros(len(program.partition.buckets), dtype=np.int64)
     np.add.at(flying, program.partition.bucket_of, arrays.output_bytes)
     return flying

@@ -45,7 +45,7 @@ class Policy:
     """Wait for a reduction right after its launch: least memory, no overlap."""
     most_ahead: int | None = None
     """Compute nodes that a launch may be ahead of its need, where the cap on prefetch allows more;
-    None: what the cap allows.
+    None: as many as the cap allows.
     """
     coalesced: bytes = b""
     """For each collective 1 where a bucket that it is the first of is coalesced, if it may be;

@@ -34,7 +34,7 @@ _BASINS = 3
 _SHARE_OF_LARGEST = 2
 """Under a memory cap, the largest bucket so far over that of a partition to start from."""
 _NEAR = 1.02
-"""Of those, the largest ratio of step time to that of the best for a descent."""
+"""The largest ratio of their step time to that of the best for a descent."""
 _STEERING_ROUNDS = 4
 _BISECTIONS = 12
 _SEED = 0
@@ -218,8 +218,8 @@ class Search:
                 self.consider(self.evaluate(candidate.labels, policy, None))
 
     def look_below(self, caps: Caps, stop_at_ticks: int) -> None:
-        """Search under a tighter cap on prefetch as if it were the cap, and keep what is better
-        than the best here.
+        """Search under a tighter cap on prefetch as if it were the cap, and keep schedules that are
+        better than the best here.
         """
         below = self.within(caps, self.max_evaluations)
         below.portfolio()
@@ -328,7 +328,7 @@ class Search:
     def _sweep(
         self, moves: Callable[[Ints], Iterator[Move]], stop_at_ticks: int, stage: str
     ) -> bool:
-        """Try each move of the best once, and keep what helps; return whether one did."""
+        """Try each move of the best once, and keep the moves that help; return whether one did."""
         assert self.best is not None
         improved = False
         for move in moves(self.best.labels):

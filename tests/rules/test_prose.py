@@ -69,13 +69,15 @@ def test_a_notebook_is_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "num_found"),
     [
-        ('"""Return what it\ntakes."""', 1),
+        ('"""Return what it\nadds."""', 1),
         ('raise ValueError(f"{x}: the rank was" " told")', 1),
         ("x = 1  # whoever calls", 1),
         ("nobody = 1", 0),
         ('"""``nobody`` is a name."""', 0),
         ('def f():\n    """What it\n    returns."""', 1),
         ('x = 1\n"""What is one."""', 1),
+        ('"""Return the cost, and what it adds."""', 1),
+        ('"""Answer what-if questions."""', 0),
         ('"""What is one? A number."""', 0),
         ('print("What is one.")', 0),
     ],

@@ -4,8 +4,8 @@ The order of the compute is known only by its dependences, and by how far a node
 Begins of items from the beginning and, with time reversed, from the end are the heads and tails of
 jobs: compute and launches on the compute stream, transfers on the streams of their groups.
 
-    (V1)  begin of an item >= t + sum of what its ancestors that cannot begin before t take on any
-          one stream + least that follows any of them; >= end of what is before it
+    (V1)  begin of an item >= t + sum of the times, on any one stream, of its ancestors that cannot
+          begin before t + least that follows any of them; >= end of each item before it
     (V2)  a node comes before another if it is its ancestor, or was captured more than twice the cap
          on moves before it
     (V3)  step time >= min head + sum of ticks + min tail of any jobs that share a stream
@@ -19,8 +19,8 @@ jobs: compute and launches on the compute stream, transfers on the streams of th
     (V8)  step time >= compute before the last reduction + its transfer + sum over others of its
           stream of the lesser of the compute that only they need and their transfer
 
-What a memory cap forces in the order as captured it need not force in another one, so none of that
-enters.
+The consequences of a memory cap in the order as captured need not hold in another order, so none of
+them enters.
 """
 
 from dataclasses import dataclass

@@ -5,8 +5,8 @@ The items of a chain begin one after the other, whatever the order of the rest, 
 them at least all compute runs that follows the one and that the other follows. That is a program
 with a fixed order: its compute nodes are the steps of the chain, a gather is needed before the
 first of them that it comes before, a reduction is ready behind the last of them that it comes
-behind. What launches and copies take is left out, since they may hide behind what the chain waits
-for.
+behind. The time of launches and copies is left out, since they may hide behind the transfers that
+the chain waits for.
 """
 
 from dataclasses import replace

@@ -1,12 +1,12 @@
 """An idealised bound for on-path collectives that are split, with the compute around them, in parts
 that overlap.
 
-Each part of a split node takes its share of the time, and follows only the same part of what the
-node follows where that is split, too; of what is not split it follows all, and all parts come
-before what is not split behind them. A part of a collective costs what its bytes cost by
+Each part of a split node takes its share of the time, and follows only the same part of a node
+before it that is split, too; it follows all of a node that is not split, and all parts come before
+a node behind them that is not split. A part of a collective costs the price of its bytes by
 themselves, and a launch. Nothing else is lost: no matrix product gets less efficient by halves, no
-launch of compute is paid. So this is no bound on schedules of the program as it is, but on what
-asynchronous tensor parallelism could make of it at best.
+launch of compute is paid. So this is no bound on schedules of the program as it is, but on the best
+result of asynchronous tensor parallelism on it.
 """
 
 from dataclasses import replace
@@ -83,7 +83,7 @@ def _split(
 
 def _parts(old: Items, is_split: Bools, num_parts: int) -> Items:
     """Return the parts of the ``old`` items: part i of one that is split comes behind all parts of
-    what is before it, or where that is split, too, behind its part i.
+    the items before it, or where those are split, too, behind their part i.
     """
     copies = np.where(is_split, num_parts, 1)
     first = np.concatenate(([0], np.cumsum(copies)))

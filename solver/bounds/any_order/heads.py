@@ -1,12 +1,12 @@
-"""When an item can begin at the earliest, whatever the order of the compute; with time reversed,
-what must follow its end.
+"""The earliest begin of an item in any order of the compute; with time reversed, the time that must
+follow its end.
 
-Along what comes before an item times add up. But its ancestors also share streams: those that
+Along the items before an item times add up. But its ancestors also share streams: those that
 cannot begin before t, all of them, run between t and its begin, on the compute stream one after the
-other, and so do their transfers on each group's stream; and what has to follow the last of them
-runs after that. Between two chained on-path collectives this counts all compute that depends on the
-first and that the second depends on, not only the longest way; as what is found for the first
-enters what is found for the second, it adds up along the chain.
+other, and so do their transfers on each group's stream; and the items that must follow the last of
+them run after that. Between two chained on-path collectives this counts all compute that depends on
+the first and that the second depends on, not only the longest way; as the begin found for the first
+enters the begin of the second, it adds up along the chain.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class Ticks(NamedTuple):
     load: Ints
     """On its group's stream, likewise; 0 for compute nodes."""
     stream: Ints
-    """Of its group; 0 for compute nodes."""
+    """The stream of its group; 0 for compute nodes."""
 
 
 @compiled
@@ -107,8 +107,8 @@ def mark_ancestors(
     before: Bools,
     follows: Ints,
 ) -> None:
-    """Mark what comes before ``item`` in every order, (V2), and write what follows the end of each
-    before ``item`` begins.
+    """Mark the items before ``item`` in every order, (V2), and write for each the time between its
+    end and the begin of ``item``.
     """
     before[:] = False
     for j in range(len(follows)):

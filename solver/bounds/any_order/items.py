@@ -16,7 +16,7 @@ from apsched.solver.arrays.reordered import Orders
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Items:
-    """N items, what comes before each, and where they were captured."""
+    """N items, the items before each, and their places as captured."""
 
     of_compute: Ints
     """(m,) item of each compute node."""
@@ -38,8 +38,8 @@ class Items:
         return values
 
     def backwards(self) -> "Items":
-        """Return the items with time reversed: the last is the first, and what comes after an item
-        comes before it.
+        """Return the items with time reversed: the last is the first, and the items after an item
+        come before it.
         """
         last = len(self) - 1
         after = np.repeat(np.arange(len(self)), np.diff(self.before_begin))

@@ -2,8 +2,8 @@
 ``docs/formulation.md``, (W1) to (W5).
 
 For any weights on the paths through a schedule, their mean is a bound for the buckets that make it
-least. An LP proposes weights by all buckets that were cheapest so far (cutting planes); what is
-returned is the best mean of any round, so that the LP proves nothing.
+least. An LP proposes weights by all buckets that were cheapest so far (cutting planes); the result
+is the best mean of any round, so that the LP proves nothing.
 """
 
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ Floats = npt.NDArray[np.float64]
 
 _MOST_ROUNDS = 80
 _MOST_PIVOTS = 4_000
-"""Of one LP; where that is not enough the weights found so far stand."""
+"""Limit of one LP; where that is not enough the weights found so far stand."""
 _CLOSE = 2e-5
 """Share of the bound that further rounds may still win when they stop."""
 _LEAST_STEP = 0.2
-"""Of the way from the best weights to those of the LP: a full step overshoots."""
+"""Share of the way from the best weights to those of the LP: a full step overshoots."""
 _US = 1e-3
 """Ticks in the LP are microseconds."""
 
@@ -173,7 +173,7 @@ class _Master:
             row.SetCoefficient(self.arcs[arc], coefficient)
 
     def cut(self, part: int, added: Floats) -> None:
-        """Whatever the weights, the buckets that add this cost at least what the cheapest cost."""
+        """Whatever the weights, the buckets that add this cost at least as much as the cheapest."""
         row = self.solver.Constraint(-self.solver.infinity(), 0.0)
         row.SetCoefficient(self.parts[part], 1.0)
         for arc in np.nonzero(added)[0].tolist():

@@ -4,7 +4,8 @@ for a sample of slots g.
 R_g is when the compute stream reaches slot g, E_g when compute node g begins. A path begins at time
 0 or with the gathers of a stream that are needed at or before k (it enters at E_k), follows the
 compute stream, and ends with it or with the reductions of a stream that are ready at or after j (it
-leaves at R_j). Paths are kept apart by what they may count on the compute stream between these two:
+leaves at R_j). Paths are kept apart by the items that they may count on the compute stream between
+these two:
 
     BEGINNING   from time 0: whatever gathers, and launches of reductions, need
     s           from the gathers of stream s: copy-outs of later gathers of s, launches of later

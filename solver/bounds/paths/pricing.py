@@ -25,7 +25,7 @@ class Priced:
     ticks: float
     """Their cost, weighed."""
     added: Floats
-    """(arcs,) what they add to each arc."""
+    """(arcs,) their addition to each arc."""
 
 
 class _Places:
@@ -87,7 +87,7 @@ class Pricing:
         )
 
     def _gather_prices(self, flow: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-        """Return the rate and the fee of each head, and of each member its bytes, what it adds as a
+        """Return the rate and the fee of each head, and of each member its bytes, its addition as a
         rider, and its price alone.
         """
         net, p, at = self.net, self.part, self.places

@@ -15,7 +15,7 @@ class Line:
     """The gathers of a key by need, or its reductions by ready slot from the last to the first; of
     either those that wait for equally long chains of other collectives.
 
-    Seen from the end of the step a reduction is what a gather is from its beginning: the transfer
+    Seen from the end of the step a reduction is like a gather seen from its beginning: the transfer
     stands before a slot, and the stream carries one after the other.
     """
 

@@ -3,8 +3,10 @@
 """
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+from ortools.sat.python import cp_model
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
@@ -18,6 +20,7 @@ from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.min_memory import horizon_ticks
 from tests.helpers.problems.by_hand import ByHand, line
 from tests.helpers.problems.by_hand_gathers import two_gathers
+from tests.helpers.problems.layered import Layer, layered
 
 
 def fastest(problem: Problem, caps: Caps, *, in_any_order: bool = False) -> int:
@@ -101,3 +104,31 @@ def test_prices_that_are_too_large_for_exact_products_stay_straight() -> None:
     price = replace(line(0), size_bytes=(0, 2**34), price_ticks=(5000, 5000 + 2**20))
     problem = replace(problem, keys=tuple(replace(key, price=price) for key in problem.keys))
     assert fastest(problem, Caps()) == 5000 + 2**20 + 10
+
+
+def test_work_ends_where_it_moves_neither_the_objective_nor_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a relaxation only the bound counts, and that of eight layers stays at 843 ticks."""
+    budgets = budgets_of_runs(monkeypatch)
+    instance, whole = Instance.of(layered([Layer()] * 8), Caps()), SolveOptions(budget=1.0)
+    model = ExactModel(instance, horizon_ticks(instance), is_relaxation=True)
+    exact = model.minimize_step_time(whole, None)
+    assert not exact.optimal
+    assert budgets[0] == whole.budget / 32
+    assert [b / a for a, b in pairwise(budgets)] == [2.0] * (len(budgets) - 1)
+    assert 1 < len(budgets) < 5
+    assert exact.deterministic_work > sum(budgets) * 0.9
+
+
+def budgets_of_runs(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return a list that grows with the limit of work of each run of CP-SAT."""
+    budgets: list[float] = []
+    solve = cp_model.CpSolver.solve
+
+    def counted(solver: cp_model.CpSolver, model: cp_model.CpModel) -> object:
+        budgets.append(solver.parameters.max_deterministic_time)
+        return solve(solver, model)
+
+    monkeypatch.setattr(cp_model.CpSolver, "solve", counted)
+    return budgets
