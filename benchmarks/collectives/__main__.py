@@ -97,8 +97,8 @@ def report(found: Sequence[Comparison]) -> str:
         ),
         "",
         (
-            f"Error of the time of messages of {show_bytes(TRAINING_BYTES)} and more, which is what"
-            " buckets of a training step have:"
+            f"Error of the time of messages of {show_bytes(TRAINING_BYTES)} and more, the sizes of"
+            " buckets in a training step:"
         ),
         "",
         "| process ranks | measurements | median | median of the error's size | largest |",
