@@ -98,6 +98,8 @@ class Answer:
     launches_bound: int = 0
     """Its bound on launches within that limit and the peak found; 0 for none."""
     deterministic_work: float = 0.0
+    search_ticks: int = 0
+    """Step time of the search, from which CP-SAT started; 0 for none."""
     trade_offs: tuple[TradeOff, ...] = ()
     """Memory against step time, the least memory first."""
 
@@ -211,6 +213,7 @@ def _found(task: Task, answer: Answer, best: Scored, *, is_answer: bool) -> Solv
         launches_bound=max(later.launches, launches),
         solved_by=answer.solved_by if is_answer else best.name,
         deterministic_work=answer.deterministic_work,
+        search_ticks=answer.search_ticks,
         trade_offs=answer.trade_offs,
     )
 

@@ -122,5 +122,6 @@ def _claimed(
         launches_bound=later.launches,
         solved_by=found.solved_by,
         deterministic_work=found.deterministic_work + work,
+        search_ticks=found.search_ticks,
         trade_offs=found.trade_offs,
     )

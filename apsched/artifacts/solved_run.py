@@ -244,6 +244,7 @@ def _answer(
         peak_bound_bytes=entry["peak_bound_bytes"],
         launches_bound=entry["launches_bound"],
         solved_by=str(file.claimed.get("solved_by", "")),
+        search_ticks=us_to_ticks(entry.get("search_us") or 0.0),  # older runs have none
         trade_offs=tuple(
             TradeOff(
                 peak_memory_bytes=point["peak_memory_bytes"],

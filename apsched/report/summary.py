@@ -56,6 +56,8 @@ def graph_json(result: Result) -> dict[str, Any]:
         "gap": result.gap if best else None,
         "fastest_us": ticks_to_us(result.answer.fastest_ticks) if best else None,
         "fastest_gap": result.answer.fastest_gap if best else None,
+        "solved_by": result.answer.solved_by if best else None,
+        "search_us": ticks_to_us(result.answer.search_ticks) or None,
         "compute_us": ticks_to_us(timeline.compute_ticks) if timeline else None,
         "exposed_us": ticks_to_us(timeline.exposed_ticks) if timeline else None,
         "peak_memory_bytes": best.peak_memory_bytes if best else None,
@@ -297,6 +299,8 @@ def summary_lines(result: Result) -> tuple[str, ...]:
     if result.best is None or result.chosen is None:
         return (f"{name}: no schedule fits; memory cap {cap}",)
     chose, answer = result.chosen, result.answer
+    alone = show_us(ticks_to_us(answer.search_ticks))
+    search = f", the search alone {alone}" if answer.search_ticks else ""
     lines = (
         (
             f"{name}: {answer.status}, step time {show_us(result.step_time_us or 0.0)}, bound"
@@ -304,7 +308,7 @@ def summary_lines(result: Result) -> tuple[str, ...]:
         ),
         (
             f"  fastest found {show_us(ticks_to_us(answer.fastest_ticks))}, gap"
-            f" {100 * answer.fastest_gap:.3f} %; within"
+            f" {100 * answer.fastest_gap:.3f} % (by {answer.solved_by}{search}); within"
             f" {show_us(ticks_to_us(answer.time_limit_ticks))}: peak"
             f" {show_bytes(result.best.peak_memory_bytes)}, bound"
             f" {show_bytes(answer.peak_bound_bytes)}, gap {100 * answer.peak_gap:.3f} %;"

@@ -216,6 +216,10 @@ class SolveResult:
     deterministic_work: float
     """CP-SAT's deterministic time."""
     infeasibility: Infeasibility | None
+    search_ticks: int = 0
+    """The least step time of the search, from which CP-SAT started; 0 where CP-SAT did not run, or
+    had nothing to start from.
+    """
     trade_offs: tuple[TradeOff, ...] = ()
     """Memory against step time, the least memory first, as far as the search found both; within the
     caps. ``--time-slack`` chooses one of them.
@@ -254,6 +258,7 @@ class SolveResult:
         launches_bound: int,
         solved_by: str,
         deterministic_work: float = 0.0,
+        search_ticks: int = 0,
         trade_offs: tuple[TradeOff, ...] = (),
     ) -> Self:
         """Return the answer whose best schedule is ``best``. No bound exceeds the figure of
@@ -278,6 +283,7 @@ class SolveResult:
             solved_by=solved_by,
             deterministic_work=deterministic_work,
             infeasibility=None,
+            search_ticks=search_ticks,
             trade_offs=_front(trade_offs, (best, *(b for b in baselines if b.fits))),
         )
 

@@ -136,7 +136,6 @@ def _outcome(result: Result, how: str, began: float, beside_bytes: int) -> Outco
     alive all the time.
     """
     report = {key: value for key, value in graph_json(result).items() if key != "seconds"}
-    report["solved_by"] = result.answer.solved_by if result.best else None
     if result.path is not None:
         report["shares"] = [
             {

@@ -142,5 +142,6 @@ def _with_best(
         launches_bound=later.launches,
         solved_by=found_by,
         deterministic_work=answer.deterministic_work,
+        search_ticks=answer.search_ticks,
         trade_offs=answer.trade_offs,
     )

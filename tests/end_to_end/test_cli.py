@@ -27,6 +27,8 @@ GRAPH_KEYS = {
     "gap",
     "fastest_us",
     "fastest_gap",
+    "solved_by",
+    "search_us",
     "compute_us",
     "exposed_us",
     "peak_memory_bytes",

@@ -21,7 +21,7 @@ from apsched.schedule.result import (
 from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
 from apsched.unpack import unpacked_zlib
 
-VERSION = 2
+VERSION = 3
 _KINDS = tuple(StepKind)
 
 
@@ -87,6 +87,7 @@ _PLAIN = {
     "launches_bound": int,
     "solved_by": str,
     "deterministic_work": float,
+    "search_ticks": int,
 }
 _FIGURES = {
     "name": str,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
+from apsched.schedule.result import SolvedBy
 from apsched.solver import solve
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.cpsat.model import ExactModel
@@ -21,6 +22,20 @@ def test_without_work_for_cp_sat_the_answer_is_that_of_search() -> None:
     assert found.best is not None
     assert min(b.step_time_ticks for b in found.baselines if b.fits) == 233
     assert found.best.step_time_ticks <= 231
+
+
+def test_the_answer_names_the_search_and_what_cp_sat_made_of_it() -> None:
+    """Four layers: CP-SAT gains two ticks under a cap halfway to the peak of the fastest, and does
+    not make two layers with room for their fastest schedule any faster.
+    """
+    options = SolveOptions(budget=1.0)
+    four, two = layered([Layer()] * 4), layered([Layer()] * 2)
+    tight = solve(four, Caps(max_compute_move=0, memory_cap_bytes=140_288), options)
+    assert tight.solved_by == SolvedBy.CP_SAT
+    assert tight.search_ticks - tight.fastest_ticks == 2
+    loose = solve(two, Caps(max_compute_move=0, memory_cap_bytes=86_528), options)
+    assert loose.solved_by == SolvedBy.SEARCH
+    assert loose.search_ticks == loose.fastest_ticks == 232
 
 
 def test_time_is_improved_at_the_end_only_with_as_few_launches() -> None:
