@@ -43,6 +43,10 @@ GRID = (
     Case(model="llama3-8b", mesh="fsdp=256", seq_len=2048, cluster="h100"),
     Case(model="llama3-8b", mesh="fsdp=256", seq_len=2048, cluster="h100-tcpx"),
     Case(model="llama3-8b", mesh="fsdp=64", seq_len=8192, cluster="h100"),
+    Case(model="llama3-8b", mesh="fsdp=8", seq_len=8192, cluster="h100"),
+    Case(model="llama3-8b", mesh="fsdp=64", seq_len=2048, cluster="a100-efa"),
+    Case(model="deepseek-v3-16b", mesh="fsdp=64,ep=8", seq_len=2048, cluster="h100"),
+    Case(model="llama3-70b", mesh="fsdp=256", seq_len=2048, cluster="h100"),
 )
 SMOKE = (
     Case(
