@@ -12,9 +12,9 @@ from typing import Any
 
 import networkx as nx
 
-from apsched.config import DEFAULT_OPTIMIZER, DEFAULT_RESERVE, OPTIMIZERS
+from apsched.config import DEFAULT_OPTIMIZER, DEFAULT_RESERVE
 from apsched.costs.clusters.cluster import Cluster
-from apsched.errors import InputError
+from apsched.costs.optimizer_step import Shards, state_bytes, step_us
 from apsched.graph.records import NodeRecord
 from apsched.kinds import NodeKind
 
@@ -45,6 +45,13 @@ class BesideGraph:
     """The same, if each were bf16."""
     other_parameter_bytes: int
     """Shards of parameters that this graph does not take, so that its peak does not count them."""
+    memory_bytes_per_us: float = 0.0
+    """Memory bandwidth of the device as achieved; 0 where it is not known (older files)."""
+
+    @property
+    def shards(self) -> Shards:
+        """The parameters of the step."""
+        return Shards(size_bytes=self.parameter_bytes, bf16_bytes=self.bf16_parameter_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +84,7 @@ class MemoryAccount:
         communicators = f"{num_communicators} communicator{'s' if num_communicators != 1 else ''}"
         lines = (
             ("parameters that this graph does not take", beside.other_parameter_bytes),
-            (f"optimizer state ({self.optimizer})", _state_bytes(beside, self.optimizer)),
+            (f"optimizer state ({self.optimizer})", state_bytes(self.optimizer, beside.shards)),
             (
                 f"buffers of {communicators} (NCCL, assumed)",
                 beside.communicator_bytes + self.more_communicators * COMMUNICATOR_BYTES,
@@ -89,6 +96,11 @@ class MemoryAccount:
             ),
         )
         return tuple(MemoryLine(what=what, size_bytes=size) for what, size in lines if size)
+
+    @property
+    def optimizer_us(self) -> float:
+        """Time of the optimizer behind backward, in microseconds; 0 where it is not known."""
+        return step_us(self.optimizer, self.beside.shards, self.beside.memory_bytes_per_us)
 
     @property
     def left_bytes(self) -> int:
@@ -119,6 +131,7 @@ def beside_graphs(dags: Sequence[nx.DiGraph], cluster: Cluster) -> tuple[BesideG
             parameter_bytes=total_bytes,
             bf16_parameter_bytes=bf16_bytes,
             other_parameter_bytes=total_bytes - sum(size for size, _ in parameters.values()),
+            memory_bytes_per_us=cluster.device.memory_bytes_per_us,
         )
         for parameters in held
     )
@@ -138,6 +151,7 @@ def account_json(account: MemoryAccount) -> dict[str, Any]:
         "device_bytes": account.beside.device_bytes,
         "beside": [{"what": line.what, "bytes": line.size_bytes} for line in account.lines],
         "left_bytes": account.left_bytes,
+        "optimizer_us": account.optimizer_us,
         **{name: getattr(account, name) for name in _STATED},
         "counted": asdict(account.beside),
     }
@@ -147,19 +161,6 @@ def account_of_json(says: Mapping[str, Any]) -> MemoryAccount:
     """Return the account that :func:`account_json` wrote."""
     stated = {name: says[name] for name in _STATED}
     return MemoryAccount(beside=BesideGraph(**says["counted"]), **stated)
-
-
-def _state_bytes(beside: BesideGraph, optimizer: str) -> int:
-    match optimizer:
-        case "adamw":  # exp_avg and exp_avg_sq, of the parameter's dtype (torch.optim.AdamW)
-            return 2 * beside.parameter_bytes
-        case "adamw-bf16":
-            return 2 * beside.bf16_parameter_bytes
-        case "sgd":  # momentum_buffer
-            return beside.parameter_bytes
-        case "none":
-            return 0
-    raise InputError(f"optimizer: expected {', '.join(OPTIMIZERS)}; found {optimizer!r}")
 
 
 def _parameters(dag: nx.DiGraph) -> Mapping[str, tuple[int, int]]:

@@ -41,6 +41,14 @@ def report_json(
     return result_json(source=source, cluster=cluster, **stated, graphs=graphs)
 
 
+def _solved_by(result: Result) -> dict[str, object]:
+    """Return the method that found the schedule, and the step time of the search before CP-SAT."""
+    return {
+        "solved_by": result.answer.solved_by if result.best else None,
+        "search_us": ticks_to_us(result.answer.search_ticks) or None,
+    }
+
+
 def graph_json(result: Result) -> dict[str, Any]:
     """Return one graph for ``--json``; an infeasible one also has ``infeasibility``."""
     best, timeline = result.best, result.timeline
@@ -56,8 +64,7 @@ def graph_json(result: Result) -> dict[str, Any]:
         "gap": result.gap if best else None,
         "fastest_us": ticks_to_us(result.answer.fastest_ticks) if best else None,
         "fastest_gap": result.answer.fastest_gap if best else None,
-        "solved_by": result.answer.solved_by if best else None,
-        "search_us": ticks_to_us(result.answer.search_ticks) or None,
+        **_solved_by(result),
         "compute_us": ticks_to_us(timeline.compute_ticks) if timeline else None,
         "exposed_us": ticks_to_us(timeline.exposed_ticks) if timeline else None,
         "peak_memory_bytes": best.peak_memory_bytes if best else None,

@@ -51,7 +51,9 @@ def short() -> Result:
     return _solved(Caps(memory_cap_bytes=1024))
 
 
-def _account(device_bytes: int, parameter_bytes: int = 0) -> MemoryAccount:
+def _account(
+    device_bytes: int, parameter_bytes: int = 0, memory_bytes_per_us: float = 0.0
+) -> MemoryAccount:
     beside = BesideGraph(
         device_bytes=device_bytes,
         context_bytes=0,
@@ -60,6 +62,7 @@ def _account(device_bytes: int, parameter_bytes: int = 0) -> MemoryAccount:
         parameter_bytes=parameter_bytes,
         bf16_parameter_bytes=parameter_bytes // 2,
         other_parameter_bytes=0,
+        memory_bytes_per_us=memory_bytes_per_us,
     )
     return MemoryAccount(beside=beside, reserve=0.0)
 
@@ -96,6 +99,20 @@ def test_tokens_and_mfu_are_those_of_the_whole_step(fits) -> None:
     (found,) = [text for text in first_lines([fits, fits], rate) if "tokens/s" in text]
     assert found.startswith(f"{per_rank:,.0f} tokens/s a process rank")
     assert found.endswith("on all 4; MFU 25.0 %")
+
+
+def test_a_step_has_its_optimizer_and_a_graph_alone_has_none(fits) -> None:
+    """AdamW on 7000 bytes: 21,000 of parameters and gradients, 28,000 of its state; 100 a µs."""
+    known = replace(fits, account=_account(3 * GIB, parameter_bytes=7000, memory_bytes_per_us=100))
+    step_us = 2 * fits.step_time_us
+    rate = StepRate(num_tokens=8000, num_ranks=4, model_us=step_us / 4)
+    lines = first_lines([known, known], rate)
+    assert f"with the optimizer (adamw, 490.00 µs): {step_us + 490:.2f} µs" in lines
+    per_rank = 8000 / (step_us + 490) * 1e6 / 4
+    assert any(line.startswith(f"{per_rank:,.0f} tokens/s a process rank") for line in lines)
+    assert not any("optimizer" in line for line in first_lines([known], None))
+    without = replace(known, account=replace(known.account, optimizer="none"))
+    assert not any("optimizer" in line for line in first_lines([without, without], rate))
 
 
 def test_what_is_left_of_the_device_is_named(fits) -> None:

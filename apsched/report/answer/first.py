@@ -29,11 +29,17 @@ def first_lines(results: Sequence[Result], rate: StepRate | None) -> tuple[str, 
     gap = (step_us - bound_us) / step_us if step_us else 0.0
     names = " + ".join(result.problem.name for result in results)
     parts = " + ".join(show_us(result.step_time_us or 0.0) for result in results)
+    optimizer_us = _optimizer_us(results)
     lines = [
         f"{names}: {show_us(step_us)}" + (f" = {parts}" if len(results) > 1 else ""),
         f"proven: no schedule takes less than {show_us(bound_us)} (gap {100 * gap:.2f} %)",
         _against_baseline(results, step_us),
-        *([_rate_line(rate, step_us)] if rate is not None and _is_step(results) else []),
+        *_optimizer_lines(results, step_us),
+        *(
+            [_rate_line(rate, step_us + optimizer_us)]
+            if rate is not None and _is_step(results)
+            else []
+        ),
         _memory_line(results),
         *_next_lines(results, gap),
     ]
@@ -69,6 +75,23 @@ def _against_baseline(results: Sequence[Result], step_us: float) -> str:
 def _is_step(results: Sequence[Result]) -> bool:
     """Whether the graphs are the whole step: forward and backward, or both as one."""
     return len(results) > 1 or results[0].problem.name == JOINT
+
+
+def _optimizer_us(results: Sequence[Result]) -> float:
+    """Return the time of the optimizer of a step; 0 where it is not known, or none."""
+    accounts = [result.account for result in results if result.account is not None]
+    return max((account.optimizer_us for account in accounts), default=0.0)
+
+
+def _optimizer_lines(results: Sequence[Result], step_us: float) -> list[str]:
+    """Return one line with the time of the step with its optimizer, if the graphs are a step."""
+    optimizer_us = _optimizer_us(results)
+    if not optimizer_us or not _is_step(results):
+        return []
+    name = next(result.account.optimizer for result in results if result.account is not None)
+    return [
+        f"with the optimizer ({name}, {show_us(optimizer_us)}): {show_us(step_us + optimizer_us)}"
+    ]
 
 
 def _rate_line(rate: StepRate, step_us: float) -> str:
