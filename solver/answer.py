@@ -94,9 +94,11 @@ class Answer:
     limit_ticks: int = 0
     """Step time that the later objectives could cost."""
     peak_bound_bytes: int = 0
-    """The bound of the whole formulation on the peak within that limit; 0 for none."""
+    """Bound of the whole formulation, for schedules within that limit; 0 for none."""
     launches_bound: int = 0
-    """Its bound on launches within that limit and the peak found; 0 for none."""
+    """Bound of the whole formulation, for schedules within that limit and the peak found; 0 for
+    none.
+    """
     deterministic_work: float = 0.0
     search_ticks: int = 0
     """Step time of the search, from which CP-SAT started; 0 for none."""

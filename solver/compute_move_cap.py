@@ -1,8 +1,8 @@
-"""Decide whether the search moves compute; otherwise it keeps it as captured.
+"""Decide whether the search moves compute or keeps it as captured.
 
-A collective on the path is hidden by compute that moves. Without any, only the end of the step can
-gain: reductions that end behind all compute, beside which weight gradients could run. Such a
-gradient makes up for its compute less its own transfer, which follows.
+Compute that moves hides a collective on the path. Without such collectives, only the end of the
+step can gain: weight gradients could run beside the reductions that end behind all compute. Such a
+gradient hides as much time as its compute minus its own transfer, which follows.
 """
 
 from dataclasses import replace

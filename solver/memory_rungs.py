@@ -1,10 +1,10 @@
 """Search under ever looser memory caps: a sequence of caps that depends on the problem alone, as
 far as these are below the stated cap, and then the stated cap.
 
-The search under each cap also starts from the schedules found under those before. So the work under
-a cap of the sequence is a part of the work under any looser cap, which is never slower than it. All
-that is found stands on one front of step time and peak, from which the second objective takes its
-schedule.
+The search under each cap also starts from the schedules found under the caps before. So the work
+under a cap of the sequence is a part of the work under any looser cap, whose schedule is never
+slower. All found schedules stand on one front of step time and peak, from which the second
+objective takes its schedule.
 """
 
 from collections.abc import Sequence

@@ -26,7 +26,7 @@ from apsched.solver.solve import solve
 from apsched.units import ticks_to_us
 
 _SHARE_OF_BOUND = 0.1
-"""Share of the budget for the whole formulation, which proves a bound for all orders."""
+"""Share of the budget for the proof of a bound for all orders by the whole formulation."""
 
 
 def solve_requested(

@@ -157,14 +157,13 @@ def num_at_most(ascending: Ints, limit: float) -> int:
 
 @compiled
 def curve_price(begins: Ints, sizes: Ints, prices: Ints, curve: int, size_bytes: int) -> int:
-    """Return the price of ``apsched.costs.price_curve.PriceCurve``, in 64 bits: the quotient is
-    guessed in floats, and the remainder set right.
+    """Return the price that ``apsched.costs.price_curve.PriceCurve`` returns, in 64 bits: guess the
+    quotient in floats, and correct it by the remainder.
 
     It takes the points of the curves alone: numba counts a reference to each array of ``Tables``
     in each call, which takes longer than the price.
 
-    The remainder of a guess that is off by little is small, so that it comes out right although the
-    products in it wrap around.
+    The remainder of a near guess is small, so it is exact although the products in it wrap around.
     """
     begin, past = begins[curve], begins[curve + 1]
     k = num_at_most(sizes[begin:past], size_bytes) - 1
@@ -183,10 +182,10 @@ def curve_price(begins: Ints, sizes: Ints, prices: Ints, curve: int, size_bytes:
 
 @compiled
 def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints, coalesced: Bools) -> Ints:
-    """Return (B, NUM_FIGURES): the costs of every bucket, and the places where it may stand.
+    """Return (B, NUM_FIGURES): the costs of every bucket and the slots where it may stand.
 
-    A bucket of several is coalesced where its first member is among ``coalesced`` (C,) and all of
-    its members may be.
+    A bucket of several members is coalesced where ``coalesced`` (C,) marks its first member and all
+    of its members may be coalesced.
     """
     figures = np.zeros((len(member_begin) - 1, NUM_FIGURES), np.int64)
     copy = len(t.key_launch)

@@ -22,7 +22,7 @@ class ContentionArrays(NamedTuple):
     bytes.
     """
     member_ticks: Ints
-    """(C,) addition of each member to that in a coalesced bucket."""
+    """(C,) ticks that each member adds to that in a coalesced bucket."""
     parts: int
     """A transfer alone on its links moves so many parts of its bytes in a tick; n of them on a link
     share it.

@@ -1,10 +1,10 @@
 """A relaxation whose normal form leaves no schedule out.
 
-Nodes that travel with a collective become compute like any other, kernels fall apart, and places
-that the plan asks for are forgotten; compute that may not move that far keeps its order by
-dependences. Every schedule of the problem that ``verify`` accepts is one of this, no slower, with
-no more bytes alive and as many launches. So bounds of the whole formulation on it, and that it has
-no schedule, hold for the problem.
+Nodes that travel with a collective become ordinary compute, kernels split into their nodes, and the
+places that the plan asks for are dropped; new dependences order compute nodes where the cap on
+moves allows one order only. Every schedule of the problem that ``verify`` accepts is a schedule of
+this relaxation, no slower, with no more bytes alive and as many launches. So bounds of the whole
+formulation on it, and a proof that it has no schedule, hold for the problem.
 """
 
 from dataclasses import replace
@@ -39,9 +39,10 @@ def asks_for_places(problem: Problem) -> bool:
 def floated(instance: Instance) -> Instance:
     """Return the relaxation of ``instance``, under its own caps.
 
-    A cast that a bucket leaves out takes no time and no memory. Prefetch counts compute nodes, of
-    which there are more here: so many more are allowed, and any number where an epilogue would
-    count as the need of a result.
+    A cast that a bucket leaves out takes no time and no memory. The cap on prefetch counts compute
+    nodes. The relaxation has more of them by the nodes that travel, so the cap grows by their
+    number; it has no cap on prefetch if there is an epilogue, since an epilogue would count as the
+    node that needs a result.
     """
     problem, caps = instance.problem, instance.caps
     duration, storages = list(problem.duration_ticks), list(problem.storages)

@@ -2,8 +2,8 @@
 
 Machine code is cached in ``NUMBA_CACHE_DIR`` where that is set, else beside its file, else in the
 user's cache directory; where none of them is writable each process compiles again. numba looks at
-one file only to tell whether code in the cache is stale, though the functions that a function calls
-are compiled into it; here all files with compiled code count.
+one file only to decide whether code in the cache is stale, though the code of a function includes
+that of the functions that it calls; here all files with compiled code count.
 """
 
 import re

@@ -1,11 +1,11 @@
 """Layers that repeat, found from the structure of a problem and not from names.
 
-Every compute node is a symbol: its collectives (key, sizes, distances between ready slot, need slot
-and last use), and the memory that it takes and frees. Durations are not part of it, so that layers
-that were measured, and differ a little, are still the same. A stretch of the compute order with
-period p is a run of positions i with symbol[i] = symbol[i + p]. Distances between equal symbols
-propose p; each proposal is checked in one pass. Work: linear in the nodes, for a fixed number of
-proposals.
+Every compute node is a symbol: the look of its collectives (key, sizes, distances between ready
+slot, need slot and last use), and the bytes that it allocates and frees. Durations are not part of
+it, so that measured layers with slightly different durations are the same. A stretch of the compute
+order with period p is a run of positions i with symbol[i] = symbol[i + p]. Distances between equal
+symbols propose p; each proposal is checked in one pass. Work: linear in the nodes, for a fixed
+number of proposals.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 
 _LEAST_REPEATS = 3
 _LEAST_SHARE = 0.1
-"""Share of the collectives that can move, which a stretch must hold to count."""
+"""Share of the collectives that can move; a stretch that holds less does not count."""
 _PROPOSALS = 64
 _STEPS = 8
 """A symbol may stand in a layer up to this often for its distances to propose the layer."""
 _AS_GOOD = 0.9
-"""A shorter period wins if it covers this share of the nodes that the best covers: twice a period
-fits as well, and sometimes a node further.
+"""A shorter period wins if it covers this share of the collectives that the best period covers:
+twice a period fits as well, and sometimes a node further.
 """
 _DURATIONS_ALIKE = 0.01
 """Share of the work by which repeats may differ before several layers together are looked at as

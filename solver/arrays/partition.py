@@ -1,4 +1,4 @@
-"""Partitions of the collectives into buckets, priced: the launches of a program."""
+"""Partitions of the collectives into buckets, with prices: the launches of a program."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""PlanGroups: collectives that no partition takes apart, by the user's plan. Without a plan every
-collective is one.
+"""PlanGroups: the atoms, which no partition takes apart, by the user's plan. Without a plan every
+collective is an atom.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 
 
 class PlanGroups(NamedTuple):
-    """Arrays over collectives; the total of an atom stands at its first member."""
+    """Arrays over collectives; the totals of an atom stand at its first member."""
 
     leader: Ints
     """First collective of its atom."""

@@ -1,10 +1,10 @@
 """The problem in the form that search works on: a fixed compute order of compute nodes, and units
 that move between them.
 
-Normal form of a schedule (search and model choose among these parts; everything else follows):
+Normal form of a schedule (search and model choose among such schedules; the rest follows):
 
-- The compute order is the compute nodes in captured order. Gap g is the place before compute node
-  g; slot m is the one after the last.
+- The compute order is the compute nodes in captured order. Slot g is the place before compute node
+  g; slot m is the place after the last.
 - The launch unit of a bucket is the prologues of its members, the copy-in (if it has two members or
   more), and the start.
 - The wait unit is the wait, then the epilogues of members that need no copy-out. The copy-out unit
@@ -12,9 +12,9 @@ Normal form of a schedule (search and model choose among these parts; everything
 - A view stands right after the last node that it depends on, where it keeps nothing alive that
   would not be alive anyway.
 
-A *attached node* is a node of such a unit: prologue, start, wait or epilogue. Storages that only
-inputs, compute nodes and the output touch have fixed lives: they are a baseline. The rest depend on
-where the attached nodes stand.
+An *attached node* is a node of such a unit: prologue, start, wait or epilogue. Storages that only
+inputs, compute nodes and the output touch have fixed lives: they are a baseline. The lives of the
+others depend on the places of the attached nodes.
 """
 
 from collections.abc import Iterable
@@ -64,7 +64,7 @@ class ProblemArrays:
     coalesces: Bools
     """(C,) a bucket may carry it without a buffer, and that has a price."""
     member_ticks: Ints
-    """(C,) its addition to the transfer of such a bucket."""
+    """(C,) ticks that it adds to the transfer of such a bucket."""
     launch_ticks: Ints
     """(C,) price of launching it alone, on the compute stream."""
     bucket_launch_ticks: Ints
@@ -90,7 +90,7 @@ class ProblemArrays:
     prologue_list: Ints
     """Attached nodes of its prologue."""
     copied_bytes: Ints
-    """(C,) its addition to the bytes of a copy-in."""
+    """(C,) bytes that it adds to a copy-in."""
     cast_attached: Ints
     """(C,) the attached node of its cast, which a bucket has not; -1 for none."""
     epilogue_begin: Ints
@@ -110,7 +110,7 @@ class ProblemArrays:
     touch_list: Ints
     """Attached nodes that touch it."""
     input_storage: Ints
-    """(C,) index of its input among these storages; -1 where the caller keeps the input."""
+    """(C,) index of its input among these storages; -1 where that is kept."""
     output_storage: Ints
     group: Ints
     """(C,) group of the plan whose members share one bucket; -1 for none."""
@@ -255,7 +255,7 @@ def problem_arrays(problem: Problem) -> ProblemArrays:
 
 
 def _collectives(problem: Problem, index_of_storage: dict[int, int]) -> dict[str, Any]:
-    """Return kinds, places and costs of collectives, each in a launch of its own."""
+    """Return the properties and costs of collectives, each in a launch of its own."""
     cs = problem.collectives
     keys = [problem.keys[c.key] for c in cs]
     return {

@@ -38,11 +38,11 @@ def without_copies(instance: Instance) -> Instance:
     unchanged.
 
     Take any schedule, and make each of its coalesced buckets a flat one with its copy-in right
-    before the start and its copy-outs right behind the wait. Here that costs nothing, the transfer
-    no more than before, and everything else keeps its time and place: no schedule is faster than
-    one of flat buckets with free copies. The consequences of a memory cap
-    (``apsched.solver.bounds.tighten``) are drawn for a collective alone, whose input and output
-    live as those of a member of a coalesced bucket.
+    before the start and its copy-outs right behind the wait. Here the copies cost nothing, the
+    transfer costs no more than before, and everything else keeps its time and place: no schedule is
+    faster than the best one of flat buckets with free copies. The conclusions from a memory cap
+    (``apsched.solver.bounds.tighten``) are for a collective alone, whose input and output live as
+    those of a member of a coalesced bucket.
     """
     arrays = instance.arrays
     if not arrays.coalesces.any():

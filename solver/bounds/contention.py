@@ -1,11 +1,12 @@
 """Lower bounds on step time under contention; proofs in ``docs/formulation.md``.
 
-Contention makes nothing faster, so every bound without it holds. The additions of contention, with
-A the least time in which anything is transferred, f the factor by which compute is slower then, and
-L, W, E, d as in ``apsched.solver.bounds.step_time``:
+Contention makes nothing faster, so every bound without it holds. It adds these, with A the least
+time in which anything is transferred, f the factor by which compute is slower then, and L, W, E, d
+as in ``apsched.solver.bounds.step_time``:
 
-    (C1)  a link serves the bytes of all its streams as a stream serves its transfers: (B1) to (B7)
-          and (R1) to (R4) hold with the streams of a link taken as one and prices without latency
+    (C1)  a link carries the bytes of all its streams as a stream carries its transfers: (B1) to
+          (B7) and (R1) to (R4) hold with the streams of a link taken as one and prices without
+          latency
     (C2)  step time >= sum_i d_i + W(all collectives) + (1 - 1/f) A
     (C3)  step time >= (E_k + tail_j) / f + sum_{k <= i < j} d_i + (1 - 1/f) A  for k < j,
           tail_j = L(reductions of a stream that are ready at slot j or behind it)

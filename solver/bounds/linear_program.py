@@ -90,8 +90,8 @@ def rows_of(instance: Instance) -> list[Row]:
 
 
 def decidable(arrays: ProblemArrays, rows: list[Row]) -> list[Row]:
-    """Return ``rows`` where a collective that cannot be in a bucket, or must be, costs the same on
-    both sides.
+    """Return ``rows`` with the same cost on both sides for a collective that cannot be in a bucket,
+    or must be.
     """
     grouped = arrays.group >= 0
     return [

@@ -3,7 +3,7 @@ a limit on step time.
 
 Symbols as in ``apsched.solver.bounds.step_time``. With Z the limit on step time, D_j = Z -
 sum_{i>=j} d_i is the latest begin of compute node j, and R_k the earliest time at which slot k is
-reached; A_k are the bytes alive at compute node k in every schedule.
+reached; A_k is the bytes alive at compute node k in every schedule.
 
     (P1)  peak >= A_k + output of every gather c with R_{k+1} + T_c > D_need, need > k: launched
                       behind k it would come too late + input of every reduce-scatter c with R_ready
@@ -13,9 +13,9 @@ reached; A_k are the bytes alive at compute node k in every schedule.
     (L2)  launches of a key >= its longest chain of collectives that wait for each other; >= its
          bytes / cap on the bytes of a bucket
     (L3)  launches of a key >= the least i for which i buckets are enough: sorted by need k_1 < k_2
-          < ..., the first i gather buckets hold all that is needed before k_{i+1}, are transferred
-          by D_{k_i}, and the outputs needed behind k_i are alive there; likewise reduction buckets
-          from the last one back
+          < ..., the first i gather buckets hold all gathers needed before k_{i+1}, their transfers
+          end by D_{k_i}, and their outputs needed behind k_i are alive there; likewise reduction
+          buckets from the last one back
     (L4)  launches >= min sum_key n_key, a linear program over the shares y_c of collectives that
          are in buckets
 """
@@ -103,8 +103,8 @@ def peak_bound(instance: Instance, limit_ticks: int) -> int:
 
 
 def launches_bound(instance: Instance, limit_ticks: int) -> int:
-    """(L4) Return a number of launches that no schedule within ``caps`` and a step time of at most
-    ``limit_ticks`` is below.
+    """(L4) Return a lower bound on the launches of every schedule within the caps and a step time
+    of at most ``limit_ticks``.
 
     With n_k launches and b_k buckets of several members of key k, of at most M_k members each and
     N_k collectives in all:
@@ -255,7 +255,7 @@ def _fewest(
 
     ``sizes`` and ``held`` are totals up to each place; i buckets, the last of which begins at place
     p, have ``ticks[p]`` for their transfers and ``room[p]`` for the bytes that they hold beyond p.
-    Where the next bucket begins, everything before it is in those i.
+    Those i buckets hold everything before the place where the next one begins.
     """
     past = 0  # the next bucket begins at this place or before
     for i in range(1, len(sizes) + 1):

@@ -58,7 +58,7 @@ number.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBound:
-    """A proven lower limit of step time, and its argument."""
+    """A proven lower limit of step time, and the source of the proof."""
 
     ticks: int
     source: str
@@ -195,8 +195,8 @@ def least_rate(price: PriceCurve, largest_bytes: int | None) -> float:
 
 
 def _begins(instance: Instance, work: Ints) -> tuple[Ints, Ints, list[str]]:
-    """Return E_k and R_k for each compute node (and the end), with the argument for E_k: (B1),
-    (B2), (B3).
+    """Return E_k and R_k for each compute node (and the end), with the source of E_k: (B1), (B2),
+    (B3).
     """
     problem, arrays = instance.problem, instance.arrays
     num_compute = len(arrays.compute_ticks)
@@ -432,8 +432,8 @@ def _streams(instance: Instance, work: Ints, compute_after: Ints) -> list[TimeBo
 
 
 def memory_bound(arrays: ProblemArrays) -> int:
-    """Return a lower bound on the peak of any schedule, in bytes, the bytes that the caller keeps
-    included.
+    """Return a lower bound on the peak of any schedule, in bytes, with the bytes that the caller
+    keeps.
     """
     return max(
         int(least_live_bytes(arrays).max()),
@@ -451,8 +451,8 @@ def bytes_at_first(arrays: ProblemArrays) -> int:
 
 
 def least_live_bytes(arrays: ProblemArrays) -> Ints:
-    """Return the bytes that are alive at each compute node, and at the output, in every schedule;
-    the bytes that the caller keeps are included.
+    """Return the bytes that are alive at each compute node, and at the output, in every schedule,
+    with the bytes that the caller keeps.
     """
     num_compute = len(arrays.compute_ticks)
     delta = np.zeros(num_compute + 3, dtype=np.int64)

@@ -2,8 +2,8 @@
 forward to backward.
 
     f      forward;  its schedules are those of any choice, with less memory held
-    g      backward with every parameter kept: the work that every choice leaves; a node has
-           its lowest price among the choices that were solved, which is assumed of the others
+    g      backward with every parameter kept: the work that every choice has; a node has its lowest
+           price among the choices that were solved, and the bound assumes that of the others
     i      a parameter that backward gathers again by the collectives C_i, unless it is kept, which
            takes m_i bytes
     y_i    1 where parameter i is kept, 0 where it is gathered again; here anything in between
@@ -23,10 +23,10 @@ L_s(g) is the least time that the collectives of g keep stream s busy: buckets s
 that is counted here, since w_c is linear in bytes, at the least rate of a bucket of everything that
 any choice gathers. (S5) weighs the compute stream (r = 0) and each stream against each other with
 weights l that sum to 1, as (R1) and (R2) of :mod:`apsched.solver.bounds.linear_program`: alone_rc
-and shared_rc are the costs of c there where it is launched alone or in a bucket. It holds for any
-weights; those used are duals of the LP for the y that the weights before them give. Each of (S3) to
-(S5) is least over y under (S1) where the parameters with the most time per byte are kept first, the
-last one in part.
+and shared_rc are the costs of c there if it is launched alone or in a bucket. It holds for any
+weights; the used weights are duals of the LP for the y that the previous weights give. Each of (S3)
+to (S5) is least over y under (S1) where the parameters with the most time per byte are kept first,
+the last one in part.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -101,7 +101,7 @@ class StepBound:
     kept_ticks: int
     """B(g)."""
     rows: tuple[tuple[str, float, tuple[float, ...]], ...]
-    """(S3) to (S5): its argument, the time without parameters, and that of each parameter."""
+    """(S3) to (S5): its source, the time without parameters, and that of each parameter."""
     kept_bytes: tuple[int, ...]
     """m_i, the least that keeping a parameter adds."""
     free_bytes: int | None

@@ -18,8 +18,8 @@ def memory(v: Variables) -> None:
         512 M + kept bytes <= memory cap
 
     A storage lives from its birth to the last position that touches it; the buffers of flat buckets
-    live as in ``apsched.schedule.memory``. The result of the cast of an input lives only where the
-    collective is in no flat bucket.
+    live as in ``apsched.schedule.memory``. The output of a cast lives only where the collective is
+    in no flat bucket.
     """
     lives = [
         *(_fixed_lives(v) if v.compute_order.free is None else _lives_in_any_order(v)),

@@ -47,8 +47,8 @@ def order_of_the_compute(v: Variables) -> None:
 
 
 def prefetch_in_any_order(v: Variables, most: int) -> None:
-    """Among the compute nodes that need a member, one has at most ``most`` others between the start
-    and itself.
+    """At least one of the compute nodes that need a member has at most ``most`` others between the
+    start and itself.
     """
     num_compute = len(v.arrays.compute_ticks)
     for h in v.alone:

@@ -12,8 +12,8 @@ def plan(v: Variables) -> None:
     x[c,h] implies not a[start h, last launch slot of c];
     a[wait c, first wait slot of c - 1],  not a[wait c, last wait slot of c]
 
-    That a launch stands behind its first slot is part of readiness, and that closed groups stay
-    closed is part of the rule which collectives may join a bucket.
+    Readiness puts a launch behind its first slot, and x has no variable for a collective that would
+    join a closed group of others.
     """
     _together(v)
     k, num_compute = v.arrays, len(v.arrays.compute_ticks)

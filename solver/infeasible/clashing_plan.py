@@ -59,8 +59,10 @@ def _groups(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
 
 
 def _prefetch(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
-    """Where compute moves, the node that needs a result may come so many places sooner, and a place
-    of the plan is one among the nodes that stand before it then.
+    """Yield the launches that the plan places further ahead than the cap on prefetch.
+
+    Where compute moves, the node that needs a result may come sooner by the cap on moves, and a
+    place of the plan counts the nodes that then stand before it.
     """
     if caps.max_compute_move is None:
         return

@@ -27,7 +27,7 @@ _MERGES = (
 _APART = (0.125, 0.25, 0.5, 0.75)
 """Shares of a chain by which the next one is behind, where nothing closer fits."""
 _SHARE_OF_A_GLANCE = 0.02
-"""Share of the budget for one merge."""
+"""Share of the budget for the short solve of one merge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class _Found:
     scored: Scored
     """As a schedule of the problem."""
     result: SolveResult
-    """The answer of the merged problem."""
+    """The result for the merged problem."""
 
 
 def has_chains(problem: Problem, caps: Caps) -> bool:

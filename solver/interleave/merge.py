@@ -1,17 +1,17 @@
 """Orders in which the chains of a problem are merged, by place or by the clock.
 
 Each chain is cut into *units*, which stay whole: a run of compute nodes that are one kernel, or all
-compute nodes between two collectives on the path. A merge numbers the units of all chains. Of the
-nodes whose predecessors are done the one with the least number is next; a shared node comes as soon
-as a node behind it may.
+compute nodes between two collectives on the path. A merge numbers the units of all chains. Among
+the nodes whose predecessors are done, the one with the least number is next; a node that chains
+share has the largest number of its predecessors.
 
-By place, units have their place in their own chain as their number, and each chain begins ``skew``
-units behind the one before: unit u of chain k has number u + k skew. With as many units as the
-longest chain has, that is one chain behind the other.
+By place, the number of a unit comes from its place in its own chain, and each chain begins ``skew``
+units behind the one before: unit u of chain k has number u + k skew. A skew of as many units as the
+longest chain has puts one chain behind the other.
 
 By the clock, chains run on one compute stream, with gathers and reductions of parameters free and
-each collective on the path as long as it takes alone; unit by unit the clock decides which chain is
-next, and units are numbered as they run.
+each collective on the path as long as it takes alone; the clock picks the next chain for each unit,
+and numbers the units as they run.
 """
 
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def units_of(problem: Problem, *, stretches: bool) -> list[list[list[int]]]:
     path, or single kernels.
 
     A wait and the nodes that take its result, up to the next compute node, belong to the unit
-    behind it; other nodes that take no time to the one before.
+    behind it; other nodes that take no time belong to the unit before.
     """
     on_path = {c.wait for c in problem.collectives if c.on_path}
     found: list[list[list[int]]] = []
@@ -146,15 +146,14 @@ class _Clock:
             self._look_ahead(chain)
 
     def run(self, chain: int) -> None:
-        """Run the next unit of ``chain``, and launch the collectives that it may launch behind
-        it."""
+        """Run the next unit of ``chain``, and the nodes between it and the next compute node."""
         self.now = max(self.now, self.ready[chain])
         self._walk(self.chains[chain][self.done[chain]], computes=True)
         self.done[chain] += 1
         self._look_ahead(chain)
 
     def _look_ahead(self, chain: int) -> None:
-        """Do the steps before the first compute node of the next unit."""
+        """Run the nodes before the first compute node of the next unit."""
         if self.done[chain] < len(self.chains[chain]):
             unit = self.chains[chain][self.done[chain]]
             self._walk(unit, computes=False)

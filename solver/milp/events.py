@@ -129,7 +129,7 @@ def create_events(problem: Problem, caps: Caps) -> Events:
 
 
 class _Draft:
-    """Numbers the events, and closes their precedence."""
+    """Numbers the events and closes the relation of events that must precede others."""
 
     def __init__(self, problem: Problem, shares: Sequence[bool]) -> None:
         self.problem = problem
@@ -240,7 +240,7 @@ def _allowed(problem: Problem, caps: Caps, draft: _Draft) -> list[tuple[int, ...
 
 def _as_planned(problem: Problem, members: tuple[int, ...]) -> bool:
     """Whether groups of the user's plan are in ``members`` as a whole or not at all, and closed
-    ones by themselves.
+    ones without other members.
     """
     groups = {problem.collectives[c].restriction.group for c in members} - {None}
     whole = {

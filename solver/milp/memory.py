@@ -43,8 +43,8 @@ def byte_scale(events: Events) -> tuple[float, bool]:
 
 
 def add_memory(order: Order, scale: float, whole: bool) -> pulp.LpVariable:
-    """Add (13) to (15) to the model; return the peak, in units of ``scale`` bytes, the bytes that
-    the caller keeps included.
+    """Add (13) to (15) to the model; return the peak, in units of ``scale`` bytes, with the bytes
+    that the caller keeps.
     """
     problem = order.events.problem
     at_first = problem.kept_bytes + sum(
@@ -81,11 +81,11 @@ def _spots(events: Events) -> Iterator[Spot]:
 
 
 def _storages(order: Order) -> Iterator[tuple[int, Life]]:
-    """(13) lives of storages, those of bucket members apart: let go at the copy-in, born at the
-    copy-out, or inside a buffer.
+    """(13) Yield the lives of storages; those of bucket members are let go at the copy-in, born at
+    the copy-out, or inside a buffer.
 
-    The result of the cast of an input lives only where its collective is alone, and the input of a
-    cast in a bucket until the copy-in.
+    The output of a cast lives only where its collective is alone; in a bucket the input of the cast
+    lives until the copy-in.
     """
     events, problem = order.events, order.events.problem
     shared = {c for pair in order.together for c in pair}

@@ -41,22 +41,22 @@ Variables lambda[B]   1 where B is launched
 (14)  held[h,p] >= sum of bytes[B] lambda[B] - M (1 - alive[h,p])         ``memory._held``
 (15)  peak >= kept + sum of bytes alive[a,p] + sum of held[h,p],
         peak <= cap                                                       ``memory.add_memory``
-(16)  no-good: refuses answers that only tolerances of the solver allow      ``model._refuse``
+(16)  no-good: refuse an order that only the solver's tolerances allow    ``model._refuse``
 (17)  windows: o[u,v] = 0 where u would end after v must begin            ``time_windows.windows``
 
 le(p,q) says that p is not after q: 1 - o[q,p], or where p is the later step of one event, o[p,q].
-Memory is asked for only where something is born: at any other step there is no more than at the one
-before it.
+The model bounds memory only at steps where something is born: at any other step there are no more
+bytes alive than at the step before it.
 
 Objectives, each with those before it held: step >= t[output], f[c]; peak; sum of lambda[B]. The
 horizon is the step time of the best present schedule, which tightens every M and decides orders.
-Where a schedule is known, of an earlier objective or the caller's, the model asks for a better
-one: that there is none is the proof.
+Where a schedule is known, from an earlier objective or the caller, the model asks for a better one;
+the proof is that there is none.
 
 Numbers: ticks and bytes are scaled so that none in a row exceeds 10 000, since the tolerances of
-solvers are absolute. The answer is the order: it becomes a schedule, which is verified, and scored
-by ``simulate``. The bound is lowered by a share of 1e-7 of the horizon, which the tolerances may
-hide, and then rounded up to a tick.
+solvers are absolute. Only the order in the solution counts: it is made a schedule, verified, and
+scored by ``simulate``. The bound is lowered by a share of 1e-7 of the horizon, which the tolerances
+may hide, and then rounded up to a tick.
 """
 
 import math

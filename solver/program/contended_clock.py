@@ -1,12 +1,13 @@
 """The clock of a program under contention, compiled: the counterpart of
-``apsched.schedule.clocks.SharedClock``, with which it shares no code.
+``apsched.schedule.clocks.SharedClock`` in ``simulate``, with which it shares no code.
 
 Everything is a whole number. A transfer moves ``parts`` of its bytes in a tick when alone and
-``parts / n`` when n share a link, of which ``slow_move / full_move`` while the compute stream
-works. A tick of latency is ``full_latency`` units, of which ``slow_latency`` pass in a tick then. A
-tick of compute is ``full_speed`` units of work, of which ``slow_speed`` are done in a tick while
-something is transferred. Every item ends with the first whole tick by which its work is done, so
-the next change is always at a whole tick.
+``parts / n`` when n share a link; while the compute stream works, its rate is
+``slow_move / full_move`` of that. A tick of latency is ``full_latency`` units, of which
+``slow_latency`` pass in a tick while the compute stream works. A tick of compute is ``full_speed``
+units of work, of which ``slow_speed`` are done in a tick while something is transferred. A transfer
+or compute node ends with the first whole tick by which its work is done, so the next change is
+always at a whole tick.
 """
 
 from typing import NamedTuple

@@ -79,7 +79,7 @@ class _Course(NamedTuple):
     usual_bytes: Ints
     """(K+1,) bytes that blocks hold behind so many places of the program."""
     needed: Bools
-    """(B,) the stream stalls for it: results that only outputs need are waited for at the end."""
+    """(B,) the stream stalls for it; a bucket that only outputs need has its wait at the end."""
     room_bytes: int
     max_move: int
     limits: FillLimits

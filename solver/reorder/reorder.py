@@ -26,7 +26,7 @@ from apsched.solver.search.local_search import FIRST_POLICIES
 
 _OVERRUNS = (1.0, 0.2)
 _SHARES_PUT_OFF = (0.25, 0.5, 1.0, 0.0)
-"""Shares of the cap on moves by which patient compute is put off."""
+"""Share of the cap on moves by which patient compute is put off."""
 _REPEATS = 4
 """How often the rule goes over its own result."""
 _STEERING_ROUNDS = 3

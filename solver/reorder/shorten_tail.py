@@ -1,13 +1,14 @@
-"""The end of the step: reductions that end after the last compute node, and orders of the
-compute that let less of them do so.
+"""The end of the step: reductions that end after the last compute node, and orders of the compute
+that leave less of them there.
 
 The last reduction R of a step runs when there is nothing left to compute. A weight gradient that is
-put off behind the inputs of R runs beside it, but its own reduction then follows R on the same
-stream. Put off are blocks that only one bucket needs: with C ticks of compute and T of transfer
-they shorten the exposed end by C - T at most, so the last ones with C > T go, as many as needed.
-Behind R those with the longest transfers run first (Johnson's rule for two machines: where C > T
-descending T is best), and the last one left is the shortest. Where R itself has blocks that nothing
-else needs, those also may run as soon as their inputs are there.
+put off behind the compute that R needs runs beside R, but its own reduction then follows R on the
+same stream. Blocks that only one bucket needs may be put off: with C ticks of compute and T of
+transfer they shorten the exposed end by C - T at most, so the last ones with C > T are put off, as
+many as needed. Behind R the blocks with the longest transfers run first (Johnson's rule for two
+machines: where C > T descending T is best), so the last transfer is the shortest. Where R itself
+has blocks that nothing else needs, those also may run as soon as the blocks that they need have
+run.
 
 Every order is laid out and judged again, with the same buckets; after that the buckets at the end
 are searched again. S. M. Johnson, Optimal two- and three-stage production schedules with setup
@@ -197,7 +198,7 @@ def _add_following(p: Precedence, blocks: Bools) -> None:
 
 
 def _soon(p: Precedence, order: Ints, urgent: Bools) -> Ints:
-    """Return ``order`` with the blocks ``urgent`` as soon as the blocks that they need have run."""
+    """Return ``order`` with each of the ``urgent`` blocks right after the blocks that it needs."""
     left = p.before_begin[1:] - p.before_begin[:-1]
     result: list[int] = []
 

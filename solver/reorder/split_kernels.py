@@ -1,12 +1,12 @@
 """Cut a kernel where no schedule that leaves kernels whole is known to fit.
 
 Whole kernels are cheaper, so a kernel is cut only for a memory cap below the least peak that is
-known with all of them whole. Storages of the kernel then live shorter: where its second piece
-allocates storages that are alive at the peak, it may come later; where its first piece is the last
-to need storages that are alive there, it may come earlier. The cuts of most such bytes are tried,
-of equal ones those nearest to the peak; each is judged by the least peak of all orders that are
-found with it, and the best is made; then the next one, as long as that lowers the peak. The first
-that fits the cap ends it.
+known with all of them whole. Storages of the kernel then live shorter: a second piece that
+allocates storages alive at the peak may come later; a first piece that is the last to need storages
+alive there may come earlier. The search tries the cuts of most such bytes, among equal ones those
+nearest to the peak, judges each by the least peak of all orders that it finds with it, and makes
+the best; then it looks for the next one, as long as that lowers the peak. It stops at the first cut
+that fits the cap.
 """
 
 from dataclasses import dataclass, replace

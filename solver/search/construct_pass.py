@@ -86,15 +86,15 @@ class Units(NamedTuple):
     used: Ints
     """(m+1,) bytes in use around each compute node, with everything just in time."""
     memory_cap: int
-    """Without the bytes that the caller keeps."""
+    """Bytes, without those that the caller keeps."""
     in_flight_cap: int
     num_streams: int
 
 
 @compiled
 def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, Ints]:
-    """Walk the slots: launch the collectives that are ready, prefetch, wait for the inputs of the
-    compute node, run it; return operations and arguments.
+    """Walk the slots: launch the ready buckets, prefetch, wait for the buckets that the compute
+    node needs, run it; return operations and arguments.
     """
     rows, compute_ticks, bucket_of, member_list = (
         u.rows,

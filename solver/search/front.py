@@ -45,7 +45,7 @@ class Found:
 
 @dataclass(slots=True)
 class Front:
-    """The schedules, among all evaluated, of which no other is both as fast and as small."""
+    """The evaluated schedules for which no other one is both as fast and as small."""
 
     _peaks: list[int] = field(default_factory=list)
     """Ascending; the step times behind them descend."""
@@ -70,7 +70,7 @@ class Front:
         self._found[first:past] = [Found(instance=instance, candidate=candidate)]
 
     def __iter__(self) -> Iterator[Found]:
-        """Yield the schedules on the front, the smallest peak first."""
+        """Yield the schedules of the front, the smallest peak first."""
         return iter(tuple(self._found))
 
     def fastest(self, cap_bytes: int | None = None) -> Found | None:
@@ -79,7 +79,7 @@ class Front:
         return self._found[at - 1] if at else None
 
     def smallest(self, limit_ticks: int) -> Found | None:
-        """Return the schedule with the least peak within ``limit_ticks``."""
+        """Return the schedule of least peak within ``limit_ticks``; None where there is none."""
         return next(
             (
                 found

@@ -1,19 +1,18 @@
 """Waits as late as the peak allows, so that the schedule tolerates wrong costs.
 
 Search waits for a reduction where the clock of the model says that it is done. If transfers take
-longer than the model says, or compute less, the compute stream stalls there, though nothing
-needs the result yet. The later the wait, the less it risks; but until then the bytes that it frees
-are held. So, on a program that is otherwise decided, each wait that nothing needs yet is given a
-margin
+longer than the model says, or compute less, the compute stream stalls there, though nothing needs
+the result yet. The later the wait, the less it risks; but until then the bytes that it frees are
+held. So, on a program that is otherwise decided, each wait that nothing needs yet gets a margin
 
     begin(wait) - end(transfer)  >=  share * T(transfer)
 
-with share = 1/2, 1, 2, 4, then as late as can be,
+with share = 1/2, 1, 2, 4, then as late as can be.
 
-those with the least margin first, all of them one share before any gets the next, as far as live
-bytes stay below the peak that the program has anyway. Epilogues and copy-outs move along with their
-wait. Step time, peak and launches do not get worse: the moves for one share are evaluated exactly,
-and dropped if they cost anything.
+The waits with the least margin move first, and all of them get one share before any gets the next,
+as far as live bytes stay below the peak that the program has anyway. Epilogues and copy-outs move
+along with their wait. Step time, peak and launches do not get worse: the moves for one share are
+evaluated exactly, and dropped if they cost anything.
 """
 
 from dataclasses import dataclass, replace

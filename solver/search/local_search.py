@@ -218,8 +218,8 @@ class Search:
                 self.consider(self.evaluate(candidate.labels, policy, None))
 
     def look_below(self, caps: Caps, stop_at_ticks: int) -> None:
-        """Search under a tighter cap on prefetch as if it were the cap, and keep schedules that are
-        better than the best here.
+        """Search under a tighter cap on prefetch as if it were the cap, and keep its best candidate
+        if that is better than the best here.
         """
         below = self.within(caps, self.max_evaluations)
         below.portfolio()

@@ -1,11 +1,12 @@
 """Lower bounds on step time that hold where compute may move; proofs in ``docs/formulation.md``.
 
-The order of the compute is known only by its dependences, and by how far a node may move.
-Begins of items from the beginning and, with time reversed, from the end are the heads and tails of
-jobs: compute and launches on the compute stream, transfers on the streams of their groups.
+Only the dependences and the cap on moves restrict the order of the compute. Jobs are compute and
+launches on the compute stream, and transfers on the streams of their groups. The head of a job is
+the earliest begin of its item from the beginning, its tail the same from the end, with time
+reversed.
 
-    (V1)  begin of an item >= t + sum of the times, on any one stream, of its ancestors that cannot
-          begin before t + least that follows any of them; >= end of each item before it
+    (V1)  begin of an item >= t + time that its ancestors that cannot begin before t take on any one
+          stream + least time that follows any of them; >= end of each item before it
     (V2)  a node comes before another if it is its ancestor, or was captured more than twice the cap
          on moves before it
     (V3)  step time >= min head + sum of ticks + min tail of any jobs that share a stream
@@ -19,8 +20,8 @@ jobs: compute and launches on the compute stream, transfers on the streams of th
     (V8)  step time >= compute before the last reduction + its transfer + sum over others of its
           stream of the lesser of the compute that only they need and their transfer
 
-The consequences of a memory cap in the order as captured need not hold in another order, so none of
-them enters.
+A memory cap need not force in another order the places that it forces in the captured one, so no
+such place enters.
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,12 @@
 """Buckets weighed along a chain of items that follow each other in every order: the bound along
 paths, where compute may move.
 
-The items of a chain begin one after the other, whatever the order of the rest, and between two of
-them at least all compute runs that follows the one and that the other follows. That is a program
-with a fixed order: its compute nodes are the steps of the chain, a gather is needed before the
-first of them that it comes before, a reduction is ready behind the last of them that it comes
-behind. The time of launches and copies is left out, since they may hide behind the transfers that
-the chain waits for.
+The items of a chain begin one after the other, whatever the order of the rest. All compute that
+follows one item of the chain and precedes the next one runs between the two. So the chain is a
+program with a fixed order: its compute nodes are the steps of the chain, a gather is needed before
+the first step that it precedes, a reduction is ready behind the last step that it follows. The
+program has no time for launches and copies, since they may hide behind the transfers that the chain
+waits for.
 """
 
 from dataclasses import replace

@@ -1,12 +1,11 @@
 """An idealised bound for on-path collectives that are split, with the compute around them, in parts
 that overlap.
 
-Each part of a split node takes its share of the time, and follows only the same part of a node
-before it that is split, too; it follows all of a node that is not split, and all parts come before
-a node behind them that is not split. A part of a collective costs the price of its bytes by
-themselves, and a launch. Nothing else is lost: no matrix product gets less efficient by halves, no
-launch of compute is paid. So this is no bound on schedules of the program as it is, but on the best
-result of asynchronous tensor parallelism on it.
+Each part of a split node takes its share of the time. It follows the same part of each split
+predecessor of the node, and each whole predecessor; a whole successor follows all parts. A part of
+a collective costs the price of its own bytes, and a launch. Nothing else is lost: a matrix product
+is as efficient in parts, and a launch of compute costs nothing. So this is no bound on schedules of
+the program as it is, but on the best program that asynchronous tensor parallelism could make of it.
 """
 
 from dataclasses import replace
@@ -82,8 +81,8 @@ def _split(
 
 
 def _parts(old: Items, is_split: Bools, num_parts: int) -> Items:
-    """Return the parts of the ``old`` items: part i of one that is split comes behind all parts of
-    the items before it, or where those are split, too, behind their part i.
+    """Return the parts of the ``old`` items: part i of a split item follows part i of each split
+    item before it, and each whole item; a whole item follows all parts.
     """
     copies = np.where(is_split, num_parts, 1)
     first = np.concatenate(([0], np.cumsum(copies)))

@@ -1,12 +1,12 @@
-"""The earliest begin of an item in any order of the compute; with time reversed, the time that must
-follow its end.
+"""The earliest begin of an item, whatever the order of the compute; with time reversed, the least
+time that follows its end.
 
-Along the items before an item times add up. But its ancestors also share streams: those that
-cannot begin before t, all of them, run between t and its begin, on the compute stream one after the
-other, and so do their transfers on each group's stream; and the items that must follow the last of
-them run after that. Between two chained on-path collectives this counts all compute that depends on
-the first and that the second depends on, not only the longest way; as the begin found for the first
-enters the begin of the second, it adds up along the chain.
+Times add up along the items before an item. But its ancestors also share streams: all of those that
+cannot begin before t run between t and its begin, one after the other on the compute stream, and
+likewise with their transfers on each group's stream; the items that must follow the last of them
+run after that. Between two chained on-path collectives this counts all compute that depends on the
+first and that the second depends on, not only the longest way. The begin of the first enters that
+of the second, so this adds up along the chain.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class Ticks(NamedTuple):
     load: Ints
     """On its group's stream, likewise; 0 for compute nodes."""
     stream: Ints
-    """The stream of its group; 0 for compute nodes."""
+    """Stream of its group; 0 for compute nodes."""
 
 
 @compiled
@@ -107,8 +107,8 @@ def mark_ancestors(
     before: Bools,
     follows: Ints,
 ) -> None:
-    """Mark the items before ``item`` in every order, (V2), and write for each the time between its
-    end and the begin of ``item``.
+    """Mark the items before ``item`` in every order, (V2), and write the least time that follows
+    the end of each of them before ``item`` begins.
     """
     before[:] = False
     for j in range(len(follows)):

@@ -16,7 +16,7 @@ from apsched.solver.arrays.reordered import Orders
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Items:
-    """N items, the items before each, and their places as captured."""
+    """N items, the items before each, and their captured places."""
 
     of_compute: Ints
     """(m,) item of each compute node."""
@@ -39,7 +39,7 @@ class Items:
 
     def backwards(self) -> "Items":
         """Return the items with time reversed: the last is the first, and the items after an item
-        come before it.
+        are before it.
         """
         last = len(self) - 1
         after = np.repeat(np.arange(len(self)), np.diff(self.before_begin))

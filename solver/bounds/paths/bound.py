@@ -1,9 +1,9 @@
 """A bound on step time that lets each collective be in one bucket, or alone, on all paths at once:
 ``docs/formulation.md``, (W1) to (W5).
 
-For any weights on the paths through a schedule, their mean is a bound for the buckets that make it
-least. An LP proposes weights by all buckets that were cheapest so far (cutting planes); the result
-is the best mean of any round, so that the LP proves nothing.
+For any weights on the paths through a schedule, the mean of the paths is a bound if the buckets are
+those that make it least. An LP proposes weights by all buckets that were cheapest so far (cutting
+planes); the result is the best mean of any round, so the LP proves nothing.
 """
 
 from collections.abc import Iterator
@@ -173,7 +173,9 @@ class _Master:
             row.SetCoefficient(self.arcs[arc], coefficient)
 
     def cut(self, part: int, added: Floats) -> None:
-        """Whatever the weights, the buckets that add this cost at least as much as the cheapest."""
+        """Add a row: for any weights, the cheapest buckets cost no more than those that add
+        ``added``.
+        """
         row = self.solver.Constraint(-self.solver.infinity(), 0.0)
         row.SetCoefficient(self.parts[part], 1.0)
         for arc in np.nonzero(added)[0].tolist():

@@ -44,7 +44,7 @@ class BucketCosts:
     """(n,) of a gather in a bucket."""
     epilogue: Floats
     bucket_work: float
-    """Launch of a bucket, and the cost of its copy-in beyond its bytes."""
+    """Launch of a bucket, and the cost of its copy-in beyond that of the bytes."""
     lines: Floats
     """(P, 2) latency and rate of buckets, see ``lines_below``."""
     copy_rate: float

@@ -1,13 +1,13 @@
 """The paths through a schedule along which time cannot be saved, as a network: nodes R_g and E_g
 for a sample of slots g.
 
-R_g is when the compute stream reaches slot g, E_g when compute node g begins. A path begins at time
-0 or with the gathers of a stream that are needed at or before k (it enters at E_k), follows the
-compute stream, and ends with it or with the reductions of a stream that are ready at or after j (it
-leaves at R_j). Paths are kept apart by the items that they may count on the compute stream between
-these two:
+R_g is the time when the compute stream reaches slot g, E_g the time when compute node g begins. A
+path begins at time 0 or with the gathers of a stream that are needed at or before k (it enters at
+E_k), follows the compute stream, and ends with it or with the reductions of a stream that are ready
+at or after j (it leaves at R_j). Paths form classes by the work that they may count on the compute
+stream between these two:
 
-    BEGINNING   from time 0: whatever gathers, and launches of reductions, need
+    BEGINNING   from time 0: all work for gathers, and for launches of reductions
     s           from the gathers of stream s: copy-outs of later gathers of s, launches of later
                 reductions
     TAIL        the same with the copy-out of the last gather before E_k: launches of later

@@ -33,8 +33,8 @@ def lines_below(price: PriceCurve, smallest: int, largest: int) -> Floats:
 
 
 def _points(price: PriceCurve, smallest: int, largest: int) -> tuple[Floats, Floats]:
-    """Return the breakpoints of the curve from ``smallest`` to ``largest``, both included; values
-    that are rounded up are lowered by one.
+    """Return the breakpoints of the curve from ``smallest`` to ``largest``, both included; a price
+    that is rounded up is lowered by one.
     """
     inside = [s for s in price.size_bytes if smallest < s < largest]
     sizes = sorted({smallest, *inside, largest})

@@ -25,7 +25,7 @@ class Priced:
     ticks: float
     """Their cost, weighed."""
     added: Floats
-    """(arcs,) their addition to each arc."""
+    """(arcs,) cost that they add to each arc."""
 
 
 class _Places:
@@ -87,8 +87,8 @@ class Pricing:
         )
 
     def _gather_prices(self, flow: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-        """Return the rate and the fee of each head, and of each member its bytes, its addition as a
-        rider, and its price alone.
+        """Return the rate and the fee of each head, and for each member its bytes, the cost that it
+        adds as a rider, and its price alone.
         """
         net, p, at = self.net, self.part, self.places
         num_slots, whole = len(net.slots), net.offset["whole", p.stream, 0]

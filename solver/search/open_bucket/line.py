@@ -12,10 +12,10 @@ from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """The gathers of a key by need, or its reductions by ready slot from the last to the first; of
-    either those that wait for equally long chains of other collectives.
+    """The gathers of a key by need, or its reductions by ready slot from the last to the first; all
+    of them wait for equally long chains of other collectives.
 
-    Seen from the end of the step a reduction is like a gather seen from its beginning: the transfer
+    A reduction seen from the end of the step is like a gather seen from its beginning: the transfer
     stands before a slot, and the stream carries one after the other.
     """
 
