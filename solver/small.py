@@ -16,12 +16,16 @@ from apsched.solver.large import Climb, climbed
 from apsched.solver.program.evaluate import evaluate
 from apsched.solver.program.program import Program
 from apsched.solver.program.to_schedule import expand
-from apsched.solver.reorder.min_memory import SHARE_OF_ORDER, floated_model
+from apsched.solver.reorder.min_memory import floated_model
 from apsched.solver.reorder.reorder import ComputeMover
 from apsched.solver.search.front import Found
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.search.late_waits import late_waits
 
+_SHARE_OF_ORDER = 0.1
+"""Share of the budget of an objective for the formulation that also decides the order of the
+compute.
+"""
 _SHARE_OF_LATER = 0.2
 """Share of the budget for each later objective where the step time is not proven least: its proof
 would be about schedules near a step time that may not be the least.
@@ -38,7 +42,7 @@ def solve_whole(task: Task) -> Answer:
     at = task.fitting
     cap_bytes = at.instance.caps.memory_cap_bytes
     search = climbed(task)
-    whole_budgets = _OBJECTIVES * (1 if at.mover is None else 1 + SHARE_OF_ORDER)
+    whole_budgets = _OBJECTIVES * (1 if at.mover is None else 1 + _SHARE_OF_ORDER)
     task.report.use.restart(whole_budgets * task.options.budget)
     hint = _hint_as_captured(task, search)
     answer = _solve_exactly(task, search, None, task.options, hint)
@@ -46,7 +50,7 @@ def solve_whole(task: Task) -> Answer:
     if at.mover is None:
         return _for_all_schedules(task, task.options, answer)
     hint = _hint_in_some_order(task, at.mover, search, answer)
-    less = replace(task.options, budget=task.options.budget * SHARE_OF_ORDER)
+    less = replace(task.options, budget=task.options.budget * _SHARE_OF_ORDER)
     other = _solve_exactly(task, search, at.mover, less, hint, than=answer)
     best = min(other, answer, key=lambda a: a.value)
     best = replace(

@@ -3,7 +3,7 @@ formulation.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
@@ -21,11 +21,8 @@ from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.lower_peak import Lowered, lower_peak
 from apsched.solver.reorder.reorder import ComputeMover
 from apsched.solver.search.just_in_time import just_in_time, without_caps_on_launches
+from apsched.units import ALLOCATION_BYTES
 
-SHARE_OF_ORDER = 0.1
-"""Share of the budget of an objective for the formulation that also decides the order of the
-compute.
-"""
 _SMALL_LITERALS = 6_000
 """Order literals up to which the whole problem goes to CP-SAT."""
 
@@ -114,10 +111,12 @@ def least_memory_with(
     lowest = min((least, *(lower.peak_bytes for lower in lowered)))
     if bound < lowest and is_small(instance.problem):
         model = ExactModel(instance, horizon_ticks(instance), orders=mover.orders)
-        less = replace(options, budget=options.budget * SHARE_OF_ORDER)
-        exact = model.minimize_peak(less, *_least_known(mover, lowered, program))
+        kept_bytes = instance.arrays.kept_bytes
+        model.limit_peak(lowest - kept_bytes - ALLOCATION_BYTES)  # lower than known, or proven
+        exact = model.minimize_peak(options, *_least_known(mover, lowered, program))
         if whole:
-            bound = max(bound, min(exact.bound + instance.arrays.kept_bytes, lowest))
+            least_else = lowest if exact.infeasible else exact.bound + kept_bytes
+            bound = max(bound, min(least_else, lowest))
         if exact.program is not None:
             ordered = mover.orders.in_order(exact.order)
             peak = score(
