@@ -42,7 +42,7 @@ def test_without_a_proof_the_bound_is_that_of_any_order(monkeypatch: pytest.Monk
     minimize_peak = ExactModel.minimize_peak
 
     def nothing_proven(self: ExactModel, *args: object) -> object:
-        return replace(minimize_peak(self, *args), program=None, bound=0)  # type: ignore[arg-type]
+        return replace(minimize_peak(self, *args), program=None, bound=0, infeasible=False)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ExactModel, "minimize_peak", nothing_proven)
     problem = drawn(10)
