@@ -285,7 +285,7 @@ def test_a_transfer_costs_the_mean_without_the_extremes():
 
 
 def test_a_bucket_costs_what_it_takes_behind_another_not_what_the_first_waits(monkeypatch):
-    """Of three launched at once the first takes five times as long, since it wakes everybody. The
+    """The first of three launched at once takes five times as long, since it wakes everybody. The
     clock is ours.
     """
     now_ns, launched = [0], []

@@ -8,7 +8,7 @@ from tests.helpers.processes import WORKERS, run_sizes
 
 pytestmark = pytest.mark.ranks
 TOLERANCE = 2e-2
-"""Of the largest gradient: products are bfloat16, with 8 bits, and gradients are added in that."""
+"""Share of the largest gradient: products and sums of gradients are bfloat16, with 8 bits."""
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from tests.helpers.graphs.toy_graphs import FlatCosts
 from tests.helpers.processes import WORKERS, Job, run_jobs
 
 RANKS = {3: (0, 2), 7: (0, 5, 6), 24: (0, 16, 23), 96: (0, 49, 50, 95)}
-"""Of 100 rows: the last whole shard, one that is cut, one that is empty."""
+"""Shards of 100 rows: the last whole shard, one that is cut, one that is empty."""
 
 
 class Gathered(nn.Module):

@@ -21,8 +21,8 @@ pytestmark = [
 
 TIMEOUT_S = 10
 PATIENT_TIMEOUT_S = 120
-"""Of ranks that must live through a fault: several buckets wait behind each other on a link of
-20 Mb/s, and the last one's timeout runs all the time.
+"""Timeout of ranks that must live through a fault: several buckets wait behind each other on a link
+of 20 Mb/s, and the last one's timeout runs all the time.
 """
 SLACK_S = 120
 """A busy machine; a hang would last for ever."""

@@ -61,7 +61,7 @@ class Judge:
     files: Sequence[str]
     """Files with faults."""
     most_cases: int
-    """Of one parametrized test."""
+    """Most cases of one parametrized test."""
     slowest_s: float
     """A test that takes longer is left out."""
     budget_s: float

@@ -58,7 +58,7 @@ class Mutant:
     kind: str
     function: str
     first_line: int
-    """Of the function, decorators included."""
+    """First line of the function, decorators included."""
     last_line: int
     lines: tuple[int, int]
     """First and last line of the statement, or of the head of a compound one."""

@@ -55,7 +55,7 @@ def test_all_times_three_times_as_long(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_all_bytes_three_times_as_many(seed: int) -> None:
-    """Of sizes that the allocator rounds nowhere, buffers of buckets included."""
+    """The allocator rounds no size, buffers of buckets included."""
     rng = random.Random(seed)
     problem = random_problem(rng, max_collectives=5, max_compute=4, grain=2**13)
     caps = random_caps(rng, problem)

@@ -107,8 +107,8 @@ def digests() -> list[str]:
 def test_the_same_answer_whatever_the_hash_seed_and_the_number_of_cores(
     hash_seed: str, threads: int, digests: list[str]
 ) -> None:
-    """Of another process, to the byte: schedules, figures, bounds, and the work that was
-    counted.
+    """The answer of another process is equal to the byte: schedules, figures, bounds, and
+    the work that was counted.
     """
     names = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     environment = os.environ | {"PYTHONHASHSEED": hash_seed} | dict.fromkeys(names, str(threads))

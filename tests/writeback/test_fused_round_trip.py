@@ -99,7 +99,7 @@ def finished_apart(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> lis
 
 
 def cast_or_not(x: torch.Tensor, *shards: torch.Tensor) -> list[torch.Tensor]:
-    """Of two gathers one casts: behind it the nodes of one kernel come later, in depth."""
+    """One of two gathers casts: behind it the nodes of one kernel come later, in depth."""
     first = gathered(shards[0].to(torch.bfloat16))
     second = gathered(shards[1])
     return [first + x, second * x]

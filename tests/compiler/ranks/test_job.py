@@ -62,7 +62,7 @@ def four(jobs) -> Found:
 
 @pytest.fixture(params=["two", "four"])
 def some(jobs, request) -> Found:
-    """Of two processes, and of four."""
+    """The reports of two processes, and of four."""
     return jobs[request.param]
 
 

@@ -61,7 +61,7 @@ AUTO = {
     },
     "vit": {**_SMALL, "model_type": "vit", "num_hidden_layers": 1, "image_size": 32},
 }
-"""Of architectures without a form of their own here, or on such a mesh; a layer each."""
+"""Architectures without a form of their own here, or on such a mesh; a layer each."""
 for _fields in AUTO.values():
     _fields.update(_NO_DROPOUT)
 

@@ -16,7 +16,7 @@ from tests.helpers.problems.layered import Layer, layered
 
 
 def test_without_work_for_cp_sat_the_answer_is_that_of_search() -> None:
-    """Of two layers; the best baseline, a bucket for each block, takes 233 ticks."""
+    """Two layers; the best baseline, a bucket for each block, takes 233 ticks."""
     problem, options = layered([Layer()] * 2), SolveOptions(budget=1e-9)
     found = solve(problem, Caps(max_compute_move=0), options)
     assert found.best is not None

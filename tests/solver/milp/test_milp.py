@@ -177,7 +177,7 @@ def test_in_the_place_of_the_solver_it_gives_a_whole_answer(seed: int) -> None:
 
 
 def test_out_of_time_a_baseline_answers_with_the_milp_s_bound() -> None:
-    """Of a problem that no baseline solves to its optimum."""
+    """No baseline solves the problem to its optimum."""
     problem = next(
         p
         for p in (

@@ -58,7 +58,7 @@ def test_what_the_solver_finds_is_proven_by_another_formulation(
 
 
 def test_out_of_time_the_bound_is_valid_and_says_something(two_layers: dict[str, Problem]) -> None:
-    """Of the backward pass; the schedule is the one that was known, and the bound no lower than
+    """The backward pass; the schedule is the one that was known, and the bound no lower than
     compute.
     """
     problem = two_layers["backward"]

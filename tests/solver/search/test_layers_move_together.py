@@ -16,7 +16,7 @@ FLAT = Policy(lead=0.0, copy_out_early=True)
 
 
 def test_a_join_in_a_layer_is_made_in_every_layer_and_one_across_layers_in_every_second() -> None:
-    """Of layers with two gathers each: the two of a layer; the second and the first of the next."""
+    """Layers with two gathers each: the two of a layer; the second and the first of the next."""
     problem = layered([Layer()] * NUM_LAYERS)
     names = [problem.node_names[c.start] for c in problem.collectives]
     neighbourhood = Neighbourhood(Instance.of(problem).arrays)

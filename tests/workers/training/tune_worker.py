@@ -27,7 +27,9 @@ QUICK = {"budget": 0.2, "memory_cap": "none", "deadline_s": 200.0}
 
 
 def sharded(**policy: torch.dtype) -> nn.Module:
-    """Of 33 rows, which two process ranks do not share evenly; four are two replicas of two."""
+    """Return a model of 33 rows, which two process ranks do not share evenly; four ranks are two
+    replicas of two.
+    """
     torch.manual_seed(0)
     model = Residual(33)
     size = dist.get_world_size()
