@@ -144,7 +144,7 @@ def run_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
     now = setting_of(args)
     if now.keep.mode == AUTO:
         raise InputError(
-            "--keep auto: its choice depends on what --if changes; keep none, all or a file"
+            "--keep auto: its choice depends on the change of --if; keep none, all or a file"
             " (kept.txt of an answer)"
         )
     later = then(now, what_if)

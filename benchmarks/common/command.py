@@ -65,7 +65,7 @@ def main(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print(
-            f"benchmarks.{benchmark.name}: interrupted; what is finished is kept (--resume"
+            f"benchmarks.{benchmark.name}: interrupted; finished results are kept (--resume"
             " goes on)",
             file=sys.stderr,
         )
@@ -114,7 +114,7 @@ def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
         "--timeout",
         metavar="SECONDS",
         default="7200",
-        help="of one case (default 7200); what it has found by then is kept",
+        help="of one case (default 7200); its results by then are kept",
     )
     parser.add_argument(
         "--jobs", metavar="NUMBER", default="1", help="cases at the same time (default 1)"

@@ -154,8 +154,8 @@ def verdicts(run: RunRecord) -> tuple[Verdict, ...]:
         _never(
             run,
             "graph after write-back, exported and simulated again",
-            "what was claimed",
-            lambda case, row: ("not what was claimed" for _ in range(not row.round_trip_exact)),
+            "the claimed figures",
+            lambda case, row: ("not the claimed figures" for _ in range(not row.round_trip_exact)),
         ),
         _monotone(run),
         _against_torch(run),
@@ -366,7 +366,7 @@ def _memory(run: RunRecord) -> Verdict:
         f"{name}: {size / 1e9:.2f} GB" for size, name in known if size > MEMORY_ABOVE_TORCH_BYTES
     )
     found = f"at most {max(known)[0] / 1e9:.2f} GB ({max(known)[1]})" if known else ""
-    must = f"≤ {MEMORY_ABOVE_TORCH_BYTES / 1e9:g} GB above what torch holds"
+    must = f"≤ {MEMORY_ABOVE_TORCH_BYTES / 1e9:g} GB above the memory of torch"
     return Verdict(
         figure="memory of the process", must=must, found=found, misses=misses, measured=bool(known)
     )

@@ -115,7 +115,7 @@ neither. Imports and compilation are warmed
   up beforehand on a small graph, for both, and reported apart.
 - **above torch** is the most resident memory of the process while everything under the caps is \
 exported, solved and written back, over
-  what it held right before: Python, torch and the captured graphs, not the libraries and the \
+  the memory held right before: Python, torch and the captured graphs, not the libraries and the \
 compiled code of the solver."""
 
 

@@ -25,7 +25,7 @@ def markdown(report: Mapping[str, Any]) -> str:
             "",
         ]
     if "checks" in report:
-        lines += ["## Tried", "", "| what | passed | says | seconds |", "|---|---|---|---:|"]
+        lines += ["## Tried", "", "| check | passed | says | seconds |", "|---|---|---|---:|"]
         for one in report["checks"]:
             lines.append(
                 f"| {one['name']} | {'yes' if one['passed'] else '**no**'} | {one['says']} |"
@@ -66,15 +66,15 @@ def _network(run: Mapping[str, Any]) -> list[str]:
             f" {len(found['captured_beside_profiler_us']['first'])} steps as captured and predicted"
             f" with those of one in each round: beside the profiler they took {first_us / 1e3:.0f}"
             f" ms at first and {then_us / 1e3:.0f} ms in the rounds, where steps without it took"
-            f" {captured_us / 1e3:.0f} ms. At first {slowed}, and in the rounds {slows}. What would"
-            " be predicted if neither slowed the other stands beside the prediction."
+            f" {captured_us / 1e3:.0f} ms. At first {slowed}, and in the rounds {slows}. The"
+            " prediction without such a slowdown stands beside the prediction."
         ),
         "",
     ]
     if ranks > run["cores"]:
         lines += [
             (
-                f"{ranks} process ranks share {run['cores']} cores: what one computes slows the"
+                f"{ranks} process ranks share {run['cores']} cores: the compute of one slows the"
                 " others, which no model here counts."
             ),
             "",

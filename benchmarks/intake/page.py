@@ -74,7 +74,7 @@ def markdown(outcomes: Sequence[CaseOutcome], about: str) -> str:
     columns += ["launches", "after", "bits", "round trip", "s"]
     missing = [(o.group, o.name, o.not_traced) for o in outcomes if not o.graphs]
     parts = [
-        "# What is taken",
+        "# Graphs that apsched takes",
         f"`python -m benchmarks.intake`. {about}",
         _bar(outcomes),
         "Graphs with collectives are counted; a case that gives none is not traced. *torch* is"

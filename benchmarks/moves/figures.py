@@ -130,7 +130,7 @@ def verdicts(run: RunRecord) -> tuple[Verdict, ...]:
         _each(
             found,
             "graph after write-back, exported and simulated again",
-            "what was claimed (0)",
+            "the claimed figures (0)",
             lambda p: float(not p.moved.round_trip_exact),
             lambda _: 0.0,
             lambda _: "",
@@ -249,7 +249,7 @@ def _open_side(pair: Pair) -> str:
         return f"{said}; which side is not known"
     best = min(faster, key=lambda row: row.step_ticks)
     return (
-        f"{said}; {best.cap} takes {in_ms(best.step_ticks)} ms: memory is what is short, of which"
+        f"{said}; {best.cap} takes {in_ms(best.step_ticks)} ms: memory is short, of which"
         " the bound knows too little"
     )
 
@@ -396,7 +396,7 @@ def _memory_grid(run: RunRecord) -> Grid:
                     f"{100 * row.gap:.2f}",
                 )
             )
-    return Grid(title="What more memory buys", headings=headings, rows=tuple(rows), num_left=3)
+    return Grid(title="The gain from more memory", headings=headings, rows=tuple(rows), num_left=3)
 
 
 def _reach_grid(run: RunRecord) -> Grid:
@@ -452,11 +452,11 @@ with it.
 with compute as captured.
 - Noise: each node and each transfer lasts its time by a lognormal factor of mean 1, sigma 0.2 \
 and 0.5, over ten seeds, the same for all
-  schedules of a graph. **as solved** is what apsched hands out: waits as late as its peak \
+  schedules of a graph. **as solved** is the schedule of apsched: waits as late as its peak \
 allows. **when done**: the same schedule with
   waits where the model says that the transfer is over; **at the end**: waits that only outputs \
 need right before the output,
-  whatever memory that takes."""
+  with any memory."""
 
 MOVES_REPORT = Report(
     title="Moved compute",

@@ -136,7 +136,7 @@ def test_a_run_that_reaches_everything_passes() -> None:
         (
             "write-back, exported",
             with_row(round_trip_exact=False),
-            ["a case, forward, floor: not what was claimed"],
+            ["a case, forward, floor: not the claimed figures"],
         ),
         (
             "schedules found",

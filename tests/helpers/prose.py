@@ -31,7 +31,7 @@ class Rule:
     match: re.Pattern[str]
     instead: str
     pages_only: bool
-    docstrings_only: bool
+    strings_only: bool
     pending: tuple[str, ...]
     """Files that are not revised yet."""
 
@@ -43,7 +43,8 @@ class Text:
     file: str
     line: int
     text: str
-    docstring: bool = False
+    string: bool = False
+    """Whether it is a string of a source file: a docstring, a message, a help text."""
 
 
 @cache
@@ -53,8 +54,8 @@ def rules() -> tuple[Rule, ...]:
         Rule(
             match=re.compile(rule["match"], re.IGNORECASE),
             instead=rule["instead"],
-            pages_only={"pages": True, "all": False, "docstrings": False}[rule["in"]],
-            docstrings_only=rule["in"] == "docstrings",
+            pages_only={"pages": True, "all": False, "strings": False}[rule["in"]],
+            strings_only=rule["in"] == "strings",
             pending=tuple(rule.get("pending", ())),
         )
         for rule in _stated()["rule"]
@@ -107,7 +108,7 @@ def banned(texts: Iterator[Text], *, page: bool) -> list[str]:
         plain = _CODE.sub("`code`", text.text)
         for rule in rules():
             left_out = (rule.pages_only and not page) or text.file in rule.pending
-            if left_out or (rule.docstrings_only and not text.docstring):
+            if left_out or (rule.strings_only and not text.string):
                 continue
             if hit := rule.match.search(plain):
                 found.append(f"{text.file}:{text.line}: {hit[0].strip()!r}; write {rule.instead}")
@@ -137,11 +138,10 @@ def _of_page(name: str, content: str) -> Iterator[Text]:
 def _of_source(name: str, content: str) -> Iterator[Text]:
     """Yield strings, those of docstrings and messages included, and comments."""
     tree = ast.parse(content)
-    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             text = " ".join(node.value.split())
-            yield Text(file=name, line=node.lineno, text=text, docstring=node in docstrings)
+            yield Text(file=name, line=node.lineno, text=text, string=True)
     for token in tokenize.generate_tokens(io.StringIO(content).readline):
         if token.type == tokenize.COMMENT:
             yield Text(file=name, line=token.start[0], text=token.string)

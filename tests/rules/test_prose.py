@@ -79,7 +79,9 @@ def test_a_notebook_is_checked(tmp_path: Path) -> None:
         ('"""Return the cost, and what it adds."""', 1),
         ('"""Answer what-if questions."""', 0),
         ('"""What is one? A number."""', 0),
-        ('print("What is one.")', 0),
+        ('print("What is one.")', 1),
+        ('print("What is one?")', 0),
+        ('kind = "what"', 0),
     ],
 )
 def test_a_source_file_is_checked(tmp_path: Path, code: str, num_found: int) -> None:

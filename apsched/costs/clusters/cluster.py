@@ -214,7 +214,7 @@ def cluster_text(name: str) -> str:
         return text
     return (
         text
-        + f"\n# what it has from {base}:\n"
+        + f"\n# values from {base}:\n"
         + "".join(f"# {line}\n" if line else "#\n" for line in cluster_text(base).splitlines())
     )
 

@@ -41,7 +41,7 @@ def _aot_compiled() -> None:
     x = torch.ones(4, 3)
     compiled = torch.compile(module, backend=backend)
     loss = compiled(x)
-    expect(torch.allclose(loss, module(x)), "forward computes what it did")
+    expect(torch.allclose(loss, module(x)), "forward computes the result of the module")
     loss.sum().backward()
     expect(
         kinds == ["forward", "backward"],
@@ -110,7 +110,7 @@ def _notes() -> None:
             torch._dynamo.reset()
             torch.compile(torch.matmul, backend=backend)(torch.ones(2, 2), torch.ones(2, 2))
     torch._dynamo.reset()
-    expect(found == [["contract"]] * 2, f"what was noted in code comes with it, found {found}")
+    expect(found == [["contract"]] * 2, f"notes in code come with it, found {found}")
     expect(
         len(made) == 2,
         f"code is made, found, and made again once it was forgotten; made {len(made)} times",
@@ -164,7 +164,7 @@ def _settings() -> None:
         in (True, False, None),
         "nested settings",
     )
-    expect(private.inductor_setting("no.such.setting") is None, "what is not there is None")
+    expect(private.inductor_setting("no.such.setting") is None, "a missing setting is None")
     expect(
         private.custom_passes(None) == [] and private.custom_passes(len) == [len],
         "a hook has none, one or several passes",
@@ -191,5 +191,5 @@ def _plain_parameter_name() -> None:
     names = {private.plain_parameter_name(name) for name, _ in parameters}
     expect(
         names == {"0.weight", "0.bias"},
-        f"what torch.compile and parametrize add to names is known, found {names}",
+        f"the parts that torch.compile and parametrize add to names are known, found {names}",
     )

@@ -146,7 +146,7 @@ def _watched() -> None:
         lambda operator, args, kwargs: seen.append(operator),
     )
     expect(aten.bernoulli_.float in seen, "dropout is seen to draw")
-    expect(private.fake_mode_of([result]) is mode, "what is watched runs on fake tensors")
+    expect(private.fake_mode_of([result]) is mode, "the watched function runs on fake tensors")
 
 
 @contract("fake_mode_of")
@@ -306,7 +306,7 @@ def _add_control_deps() -> None:
     )
     from torch._inductor.lowering import lowerings
 
-    expect(wrapped.target in lowerings, "Inductor knows what to make of it")
+    expect(wrapped.target in lowerings, "Inductor can lower it")
 
 
 @contract("partitioned_graphs")
@@ -330,7 +330,7 @@ def _partitioned_graphs() -> None:
         any("mm" in str(n.target) for n in backward.graph.nodes), "backward is a graph of its own"
     )
     outputs = forward.graph.output_node().args[0]
-    expect(len(outputs) > 1, "forward hands over what it saves")
+    expect(len(outputs) > 1, "forward hands over its saved values")
     again = partition.partitioned_graphs(module, inputs, prepare, lambda node: False, _tanh_of)
     saved = [n for n in again[0].graph.output_node().args[0][1:] if n.op == "call_function"]
     expect(

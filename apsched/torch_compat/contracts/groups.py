@@ -42,7 +42,7 @@ def _job_store() -> None:
         store.set("key", b"value")
         expect(
             store.check(["key"]) and not store.check(["none"]) and store.get("key") == b"value",
-            "the store keeps what is set",
+            "the store keeps the values that are set",
         )
         expect([store.add("count", n) for n in (0, 2, 0)] == [0, 2, 2], "it counts")
         expect(private.job_store().check(["key"]), "it is the store of the job")

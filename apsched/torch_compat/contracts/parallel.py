@@ -47,7 +47,9 @@ def _fsdp_policies() -> None:
             and (second.param_dtype, second.reduce_dtype) == (torch.float32, torch.float32),
             "dtypes are those of the policy",
         )
-        expect((first.kept, second.kept) == (True, False), "what stays until backward")
+        expect(
+            (first.kept, second.kept) == (True, False), "the parameters that stay until backward"
+        )
         expect(first.shard_group.size() == 2 and first.replicate_group is None, "the groups")
         expect(casts[id(model[0])].inputs == torch.bfloat16, "inputs are cast")
         hooks = [*model[0]._forward_pre_hooks.values(), *model[0]._forward_hooks.values()]
