@@ -127,7 +127,9 @@ class SolveOptions:
     time_slack: float = 0.001
     """Share of the best step time that lower memory and fewer launches may cost."""
     budget: float = 20.0
-    """Deterministic work of CP-SAT (its deterministic time), not seconds."""
+    """Most work of a search (evaluations) and of an objective of CP-SAT (deterministic time), not
+    seconds.
+    """
     seed: int = 0
     num_workers: int = 1
     """Threads of CP-SAT; more than one is not reproducible across machines."""

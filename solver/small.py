@@ -42,12 +42,13 @@ def solve_whole(task: Task) -> Answer:
     at = task.fitting
     cap_bytes = at.instance.caps.memory_cap_bytes
     search = climbed(task)
+    search_ticks = search.fastest_ticks(cap_bytes) or 0
     whole_budgets = _OBJECTIVES * (1 if at.mover is None else 1 + _SHARE_OF_ORDER)
     task.report.use.restart(whole_budgets * task.options.budget)
     hint = _hint_as_captured(task, search)
     answer = _solve_exactly(task, search, None, task.options, hint)
-    answer = replace(answer, search_ticks=_fastest_ticks(search.base.front.fastest(cap_bytes)))
     if at.mover is None:
+        answer = replace(answer, search_ticks=search_ticks)
         return _for_all_schedules(task, task.options, answer)
     hint = _hint_in_some_order(task, at.mover, search, answer)
     less = replace(task.options, budget=task.options.budget * _SHARE_OF_ORDER)
@@ -56,16 +57,11 @@ def solve_whole(task: Task) -> Answer:
     best = replace(
         best,
         bound=other.bound,
-        search_ticks=_fastest_ticks(search.fastest(cap_bytes)),
+        search_ticks=search_ticks,
         solved_by=_solved_by(other, answer),
         deterministic_work=answer.deterministic_work + other.deterministic_work,
     )
     return _for_all_schedules(task, less, best)
-
-
-def _fastest_ticks(found: Found | None) -> int:
-    """Return the step time of ``found``; 0 for none."""
-    return 0 if found is None else found.candidate.figures.step_time_ticks
 
 
 def _solved_by(other: Answer, answer: Answer) -> str:

@@ -29,17 +29,11 @@ def first_lines(results: Sequence[Result], rate: StepRate | None) -> tuple[str, 
     gap = (step_us - bound_us) / step_us if step_us else 0.0
     names = " + ".join(result.problem.name for result in results)
     parts = " + ".join(show_us(result.step_time_us or 0.0) for result in results)
-    optimizer_us = _optimizer_us(results)
     lines = [
         f"{names}: {show_us(step_us)}" + (f" = {parts}" if len(results) > 1 else ""),
         f"proven: no schedule takes less than {show_us(bound_us)} (gap {100 * gap:.2f} %)",
         _against_baseline(results, step_us),
-        *_optimizer_lines(results, step_us),
-        *(
-            [_rate_line(rate, step_us + optimizer_us)]
-            if rate is not None and _is_step(results)
-            else []
-        ),
+        *(_whole_step_lines(results, rate, step_us) if _is_step(results) else []),
         _memory_line(results),
         *_next_lines(results, gap),
     ]
@@ -77,21 +71,19 @@ def _is_step(results: Sequence[Result]) -> bool:
     return len(results) > 1 or results[0].problem.name == JOINT
 
 
-def _optimizer_us(results: Sequence[Result]) -> float:
-    """Return the time of the optimizer of a step; 0 where it is not known, or none."""
+def _whole_step_lines(
+    results: Sequence[Result], rate: StepRate | None, step_us: float
+) -> list[str]:
+    """Return the time of a step with its optimizer, if that is known, and its rate."""
     accounts = [result.account for result in results if result.account is not None]
-    return max((account.optimizer_us for account in accounts), default=0.0)
-
-
-def _optimizer_lines(results: Sequence[Result], step_us: float) -> list[str]:
-    """Return one line with the time of the step with its optimizer, if the graphs are a step."""
-    optimizer_us = _optimizer_us(results)
-    if not optimizer_us or not _is_step(results):
-        return []
-    name = next(result.account.optimizer for result in results if result.account is not None)
-    return [
-        f"with the optimizer ({name}, {show_us(optimizer_us)}): {show_us(step_us + optimizer_us)}"
-    ]
+    optimizer_us = max((account.optimizer_us for account in accounts), default=0.0)
+    whole_us, lines = step_us + optimizer_us, []
+    if optimizer_us:
+        name = accounts[0].optimizer
+        lines.append(f"with the optimizer ({name}, {show_us(optimizer_us)}): {show_us(whole_us)}")
+    if rate is not None:
+        lines.append(_rate_line(rate, whole_us))
+    return lines
 
 
 def _rate_line(rate: StepRate, step_us: float) -> str:
