@@ -108,7 +108,7 @@ def test_what_cannot_be_kept_is_refused(debug_graphs: dict[str, Path]) -> None:
 def test_a_change_is_not_asked_of_the_best_choice(run: Run) -> None:
     ran = run("study", "llama3-debug", *OPTIONS, "--keep", "auto", "--if", "memory=-1GiB")
     assert ran.code == 2
-    assert "--keep auto: its choice depends on what --if changes" in ran.stderr
+    assert "--keep auto: its choice depends on the change of --if" in ran.stderr
 
 
 def test_points_with_other_options_have_the_same_columns(
