@@ -105,3 +105,41 @@ def is_second(group: str) -> bool:
 def first_name(group: str) -> str:
     """Return the group that ``group`` doubles, or ``group`` itself."""
     return RUNNING.get(group, group.removesuffix(_SUFFIX))
+
+
+_IN_NODE = "+node"
+
+
+def node_group_name(group: str) -> str:
+    """Return the name for the ranks of ``group`` on one node, before a group of them is made."""
+    return group + _IN_NODE
+
+
+def base_of_node_group(group: str) -> str | None:
+    """Return the process group whose ranks of one node ``group`` has; ``None`` if it is no such
+    group.
+    """
+    return group.removesuffix(_IN_NODE) if group.endswith(_IN_NODE) else None
+
+
+_ENTRY_IN_NODE = " @node"
+
+
+def in_node(name: str) -> str:
+    """Return the entry for a parameter that is resharded in its node, in a choice of kept
+    parameters.
+
+    >>> in_node("norm.weight"), name_of("norm.weight @node"), name_of("norm.weight")
+    ('norm.weight @node', 'norm.weight', 'norm.weight')
+    """
+    return name + _ENTRY_IN_NODE
+
+
+def is_in_node(entry: str) -> bool:
+    """Return whether an entry is about a parameter that is resharded in its node."""
+    return entry.endswith(_ENTRY_IN_NODE)
+
+
+def name_of(entry: str) -> str:
+    """Return the parameter that an entry is about."""
+    return entry.removesuffix(_ENTRY_IN_NODE)

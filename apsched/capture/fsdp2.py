@@ -2,6 +2,7 @@
 gathered, cast and reduced with the settings of its unit.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,9 +15,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from apsched.capture.captured import Capture
 from apsched.capture.fake_copy import fake_copy, fake_inputs
 from apsched.capture.joint import capture_module
+from apsched.capture.keep import keep, keepable
 from apsched.errors import ApschedError, InputError
+from apsched.fx.node_shards import NodeGroup
 from apsched.models.collectives import gather_shards, sum_gradient
 from apsched.models.mesh import ALONE, Group
+from apsched.names import in_node
 from apsched.torch_compat.fsdp import (
     HOOKS_OF_FSDP,
     CastModule,
@@ -41,7 +45,9 @@ def capture_fsdp2(model: nn.Module, inputs: tuple[Any, ...]) -> Capture:
     copy, given, kept = fake_step(model, inputs)
     try:
         with quiet_fake_tensors():
-            return capture_module(copy, given, source=type(copy).__name__, kept_parameters=kept)
+            name = type(copy).__name__
+            capture = capture_module(copy, given, source=name, kept_parameters=kept)
+        return _resharded(capture, model)
     except ApschedError:
         raise
     except Exception as error:
@@ -51,6 +57,41 @@ def capture_fsdp2(model: nn.Module, inputs: tuple[Any, ...]) -> Capture:
             f" {type(error).__name__}: {text}; hand in inputs as the model gets them, or capture a"
             " part of it"
         ) from error
+
+
+def _resharded(capture: Capture, model: nn.Module) -> Capture:
+    """Return ``capture`` with the parameters resharded that ``fully_shard`` reshards to fewer
+    process ranks than they are sharded on (``reshard_after_forward=8``).
+    """
+    policies = _policies(model)[0]
+    wanted = {
+        f"{path}.{name}" if path else name: policies[id(module), name]
+        for path, module in model.named_modules()
+        for name in module._parameters
+        if (id(module), name) in policies and policies[id(module), name].node_group is not None
+    }
+    if not wanted or len(capture.graphs) != 2:
+        return capture
+    nodes = {of.shard_group.group_name: _node_group(of.node_group) for of in wanted.values()}
+    if any(nodes[o.shard_group.group_name] != _node_group(o.node_group) for o in wanted.values()):
+        raise InputError(
+            "expected reshard_after_forward with one number of process ranks, found several; give"
+            " fully_shard the same number everywhere"
+        )
+    forward, backward = capture.graphs
+    again = [found.name for found in keepable(forward, backward, nodes)]
+    entries = [in_node(name) for name in again if name in wanted]
+    groups = {node.name: node.ranks for node in nodes.values()}
+    return replace(
+        capture,
+        graphs=keep(forward, backward, entries, nodes),
+        group_ranks={**capture.group_ranks, **groups},
+    )
+
+
+def _node_group(group: Any) -> NodeGroup:
+    ranks = tuple(dist.get_process_group_ranks(group))
+    return NodeGroup(name=group.group_name, ranks=ranks, index=dist.get_rank(group))
 
 
 def fake_step(

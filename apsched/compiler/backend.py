@@ -14,7 +14,7 @@ import torch
 from apsched.compiler.code_cache import with_agreed_code
 from apsched.compiler.inductor_pass import InductorPass, ParameterPass
 from apsched.compiler.inductor_settings import OFF, switched_on
-from apsched.compiler.keep import kept_passes
+from apsched.compiler.keep import chosen_parameters, resharded
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.schedule_captured import RESULT
 from apsched.compiler.schedule_graph import kept_as_it_was, prepare_joint, schedule_graph
@@ -24,6 +24,7 @@ from apsched.fx.chains import mark_chains
 from apsched.fx.passes.lists import joint_passes
 from apsched.fx.passes.roles import classify
 from apsched.fx.passes.run_passes import PassList, run_passes
+from apsched.names import is_in_node
 from apsched.pipeline.result import Result
 from apsched.problem.plan.apply import check_chooses_kept
 from apsched.problem.plan.plan_file import as_plan
@@ -37,6 +38,7 @@ from apsched.torch_compat.compilers import (
     inductor_setting,
     name_parameters,
 )
+from apsched.whole_step.choices import Choice, kept_in_node, kept_whole
 from apsched.whole_step.keep_request import AUTO, KeepRequest, keep_request, plan_for
 
 logger = logging.getLogger(__name__)
@@ -126,18 +128,22 @@ class Backend:
         def partition(module: torch.fx.GraphModule) -> Any:
             return default_partition(module, joint_inputs, **options)
 
-        def prepare(agreement: GraphAgreement | None) -> torch.fx.GraphModule:
+        def prepare(agreement: GraphAgreement | None) -> Any:
             name_parameters(joint.graph, names)
             passes: PassList = (classify(),)
+            chosen = Choice()
             if self.keep is not None:
-                passes = kept_passes(self.keep, joint, partition, self.settings, names, agreement)
+                chosen = chosen_parameters(
+                    self.keep, joint, partition, self.settings, names, agreement
+                )
+                passes = joint_passes(kept=kept_whole(chosen))
             elif again is not None:
                 passes = joint_passes(reshard_after_forward=again)
-            return run_passes(joint, (*passes, mark_chains())).module
+            prepared = run_passes(joint, (*passes, mark_chains())).module
+            return resharded(partition(prepared), kept_in_node(chosen), self.settings)
 
-        return default_partition(
-            prepare_joint(joint, self.settings, prepare), joint_inputs, **options
-        )
+        prepared = prepare_joint(joint, self.settings, prepare)
+        return partition(joint) if prepared is None else prepared
 
     def _compile(
         self, names: Mapping[int, str], name: str, gm: torch.fx.GraphModule, _: Sequence[Any]
@@ -177,7 +183,8 @@ def backend(
         Parameters whose gathered tensors stay from forward to backward: ``"none"``, ``"all"``,
         ``"auto"`` (the fastest choice that fits, forward and backward solved as one step, on one
         process rank for all), names or regular expressions, or a file of them, such as the
-        ``kept.txt`` of ``apsched solve --keep auto``. In place of ``reshard_after_forward``.
+        ``kept.txt`` of ``apsched solve --keep auto``. Of ``NAME @node`` each process rank keeps one
+        part, and gathers the others of its node in backward. In place of ``reshard_after_forward``.
     settings
         See :class:`apsched.compiler.settings.Settings`.
     """
@@ -197,6 +204,12 @@ def backend(
         raise InputError(
             "keep: expected none, all, a file or names with inductor=True, found 'auto'; solve the"
             " step before (`apsched solve --keep auto`), and hand in its kept.txt"
+        )
+    if inductor and keep_stated is not None and any(map(is_in_node, keep_stated.entries)):
+        raise InputError(
+            "keep: expected names without @node with inductor=True, whose partitioner reshards no"
+            " parameter in its node; found"
+            f" {next(filter(is_in_node, keep_stated.entries))!r}: drop that entry, or inductor=True"
         )
     chosen = Settings.of(settings)
     chosen.check_traced_by_dynamo()

@@ -1,25 +1,35 @@
 """Parameters kept from forward to backward in graphs of torch.compile: tags on the joint graph for
-the partitioner.
+the partitioner; and parameters resharded in their node, in the pair of graphs that it makes.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 
 from torch.fx import GraphModule
 
 from apsched.capture.graph_module import capture_graph
+from apsched.capture.keep import keep, keepable
 from apsched.compiler.ranks.agreement import GraphAgreement
-from apsched.compiler.schedule_captured import groups_of, in_registered_order, priced, progress_of
+from apsched.compiler.ranks.node_groups import running_node_group
+from apsched.compiler.schedule_captured import (
+    groups_of,
+    in_registered_order,
+    nodes_of,
+    priced,
+    progress_of,
+)
 from apsched.compiler.settings import Settings
 from apsched.fx.collectives import is_collective
 from apsched.fx.passes.lists import joint_passes
 from apsched.fx.passes.parameters import gather_nodes
-from apsched.fx.passes.run_passes import PassList, run_passes
+from apsched.fx.passes.run_passes import run_passes
+from apsched.names import in_node
 from apsched.pipeline.load import LoadedGraph
 from apsched.torch_compat.compilers import name_parameters
+from apsched.whole_step.choices import Choice
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Step
 from apsched.whole_step.search import solve_step
@@ -28,35 +38,61 @@ Partition = Callable[[GraphModule], tuple[GraphModule, GraphModule]]
 """Joint graph, which it may change -> forward and backward graph."""
 
 
-def kept_passes(
+def chosen_parameters(
     request: KeepRequest,
     joint: GraphModule,
     partition: Partition,
     settings: Settings,
     names: Mapping[int, str],
     agreement: GraphAgreement | None,
-) -> PassList:
-    """Return the passes after which the partitioner keeps the parameters of ``request``, and
-    gathers the others of ``joint`` again; its parameters are named already.
+) -> Choice:
+    """Return the choice of ``request`` for the parameters of ``joint``, which are named already.
 
     For ``auto`` the graphs are solved as one step with every parameter gathered again. With
     ``agreement`` one process rank does so for all that gather the same parameters.
     """
     parameters = sorted(set(gather_nodes(joint.graph).values()))
     if request.mode != AUTO:
-        return joint_passes(kept=request.fitting(parameters))
+        return request.fitting([*parameters, *map(in_node, parameters)])
     if not any(is_collective(node) for node in joint.graph.nodes):
-        return joint_passes()
+        return Choice()
 
     def solved() -> bytes:
         pair = partition(run_passes(joint, joint_passes()).module)
         return json.dumps(sorted(_solved(pair, settings, names, agreement))).encode()
 
     if agreement is None:
-        return joint_passes(kept=json.loads(solved()))
+        return Choice(json.loads(solved()))
     identity = hashlib.sha256("\n".join(parameters).encode()).hexdigest()
     answer, _ = agreement.shared(identity, {"keep": AUTO}, solved)
-    return joint_passes(kept=json.loads(answer))
+    return Choice(json.loads(answer))
+
+
+def resharded(
+    pair: tuple[GraphModule, GraphModule], names: Collection[str], settings: Settings
+) -> tuple[GraphModule, GraphModule]:
+    """Return the forward and backward graph ``pair`` with the parameters ``names`` resharded in
+    their node; all process ranks of a node call it at once.
+
+    ``InputError`` for a parameter that cannot be.
+    """
+    if not names:
+        return pair
+    forward, backward = (
+        capture_graph(module, name=name)
+        for name, module in zip(("forward", "backward"), pair, strict=True)
+    )
+    nodes = nodes_of(groups_of(backward.module.graph, settings), settings)
+    entries = [in_node(name) for name in names]
+    used = {
+        found.again.group for found in keepable(forward, backward, nodes) if found.name in names
+    }
+    running = {
+        group: replace(node, name=running_node_group(node)) if group in used else node
+        for group, node in sorted(nodes.items())
+    }
+    first, second = keep(forward, backward, entries, running)
+    return first.module, second.module
 
 
 def _solved(
@@ -64,8 +100,8 @@ def _solved(
     settings: Settings,
     names: Mapping[int, str],
     agreement: GraphAgreement | None,
-) -> frozenset[str]:
-    """Return the best parameters to keep for two graphs with all gathered again; if no choice fits,
+) -> Choice:
+    """Return the best choice for two graphs with all gathered again; if no choice fits,
     those that rules of the plan keep.
     """
     progress = progress_of(settings)

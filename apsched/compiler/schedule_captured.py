@@ -18,9 +18,12 @@ from apsched.compiler.ranks.uneven import likeness_of
 from apsched.compiler.settings import Settings
 from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.measured_model import MeasuredCostModel
+from apsched.costs.model import CostModel
 from apsched.errors import InfeasibleError, InputError
 from apsched.fx.collectives import ranks_of_groups
+from apsched.fx.node_shards import NodeGroup, node_groups
 from apsched.kinds import CollectiveKind
 from apsched.pipeline.load import LoadedGraph, beside_each_other, loaded_graph
 from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph, under_plan
@@ -118,13 +121,14 @@ def priced(
     state; and ``request``, without a memory cap where the costs know no device.
     """
     model = settings.prices(group_ranks)
-    cluster = model.cluster if isinstance(model, ClusterCostModel | MeasuredCostModel) else None
+    cluster = _cluster_of(model)
     graph = loaded_graph(
         captured,
         model,
         cluster=cluster.name if cluster else "",
         group_ranks=group_ranks,
         device_memory_bytes=cluster.device.memory_bytes if cluster else None,
+        nodes=_nodes(group_ranks, cluster),
         progress=progress,
     )
     known = graph.dag.graph["group_ranks"]
@@ -182,6 +186,28 @@ def groups_of(graph: torch.fx.Graph, settings: Settings) -> dict[str, tuple[int,
     """
     stated = {name: tuple(ranks) for name, ranks in (settings.group_ranks or {}).items()}
     return ranks_of_groups(graph.nodes, {**running_groups(), **stated})
+
+
+def nodes_of(
+    group_ranks: Mapping[str, tuple[int, ...]], settings: Settings
+) -> dict[str, NodeGroup]:
+    """Return process group -> its ranks that share a node with this process, by the cluster of
+    ``settings``.
+    """
+    return _nodes(group_ranks, _cluster_of(settings.prices(group_ranks)))
+
+
+def _nodes(
+    group_ranks: Mapping[str, tuple[int, ...]], cluster: Cluster | None
+) -> dict[str, NodeGroup]:
+    if cluster is None:
+        return {}
+    return node_groups(group_ranks, cluster.ranks_per_node, process_rank())
+
+
+def _cluster_of(model: CostModel) -> Cluster | None:
+    """Return the cluster behind the prices of ``model``, if there is one."""
+    return model.cluster if isinstance(model, ClusterCostModel | MeasuredCostModel) else None
 
 
 def running_groups() -> dict[str, tuple[int, ...]]:

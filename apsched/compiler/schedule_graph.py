@@ -100,15 +100,15 @@ def schedule_graph(
 def prepare_joint(
     joint: torch.fx.GraphModule,
     settings: Settings,
-    prepare: Callable[[GraphAgreement | None], torch.fx.GraphModule],
-) -> torch.fx.GraphModule:
-    """Return the graph that ``prepare`` makes of ``joint`` before it is partitioned, given the
-    agreement of the process ranks on it; with ``on_error="fallback"`` ``joint`` itself where that
-    fails on any process rank.
+    prepare: Callable[[GraphAgreement | None], T],
+) -> T | None:
+    """Return the result of ``prepare``, which prepares ``joint`` for the partitioner, given the
+    agreement of the process ranks on it; with ``on_error="fallback"`` nothing where that fails on
+    any process rank.
     """
     return all_or_none(
         lambda: agreement_of(joint, settings.deadline_s),
-        joint,
+        None,
         settings,
         "joint",
         lambda agreement: (prepare(agreement), {}),

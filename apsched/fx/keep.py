@@ -8,10 +8,20 @@ that forward has run. Where it is kept, forward hands over the result of the cha
 takes that. Both chains are found by their computation, not by names of nodes: a backward node is
 *made again* where a forward node calls the same operator on the same arguments, all the way from
 one shard.
+
+Between both lies a third choice. A parameter is *resharded in its node* where forward hands over
+one part of the result of the chain, and backward gathers the parts of the ranks of its node:
+
+    result -> view, slice, clone | -> all_gather in the node -> wait -> view -> compute
+
+FSDP2 does the same with ``reshard_after_forward=8``
+(torch/distributed/fsdp/_fully_shard/_fsdp_param.py, ``to_sharded_post_forward``), ZeRO++ calls it
+hpZ.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 from operator import getitem
 from typing import Any
 
@@ -20,8 +30,16 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_map_only
 
 from apsched.errors import InputError
-from apsched.fx.collectives import is_collective, is_wait_tensor, tensor_bytes, tensors_of
+from apsched.fx.collectives import (
+    group_name,
+    is_all_gather,
+    is_collective,
+    is_wait_tensor,
+    tensor_bytes,
+    tensors_of,
+)
 from apsched.fx.graph_copies import copied, finished
+from apsched.fx.node_shards import NodeGroup, divisor, gather_in_node, hand_over_part
 from apsched.fx.passes.parameters import serves_alone
 from apsched.fx.passes.partition_replay import mark_saved
 from apsched.torch_compat.graphs import empty_graph_like
@@ -47,6 +65,10 @@ class GatheredAgain:
     frees_shard: bool
     """Backward does not take the shard any more where the parameter is kept."""
     shard_bytes: int
+    group: str
+    """Process group of the gathers that keeping it saves; empty where they have several."""
+    divisor: int
+    """The values can be split into so many parts, or a factor of it; 1 where they cannot."""
 
 
 def gathered_again(forward: GraphModule, backward: GraphModule) -> dict[str, GatheredAgain]:
@@ -80,31 +102,63 @@ def gathered_again(forward: GraphModule, backward: GraphModule) -> dict[str, Gat
             ),
             frees_shard=not rest,
             shard_bytes=_bytes_of([shard]),
+            group=_only_group(values, chain),
+            divisor=gcd(*(divisor(value.meta["val"]) for value in values)),
         )
     order = [node.name for node in forward.graph.find_nodes(op="placeholder")]
     return {name: found[name] for name in order if name in found}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Taken:
+    """A value that backward takes from forward in place of a chain of its own."""
+
+    value: Node
+    """Of forward, without its group a value of the chain, else a part of one."""
+    replaces: str
+    """Node of backward whose value it gives."""
+    gather: str
+    """Node of backward that starts the gather of that value."""
+    group: NodeGroup | None
+    """That gathers the parts."""
+
+
 def with_kept(
-    forward: GraphModule, backward: GraphModule, kept: Iterable[GatheredAgain]
-) -> tuple[GraphModule, GraphModule]:
-    """Return copies of both graphs with the parameters ``kept``, of :func:`gathered_again`.
+    forward: GraphModule,
+    backward: GraphModule,
+    kept: Iterable[GatheredAgain],
+    in_node: Mapping[str, NodeGroup] | None = None,
+) -> tuple[GraphModule, GraphModule, dict[str, str]]:
+    """Return copies of both graphs with the parameters ``kept``, of :func:`gathered_again`; and the
+    shard of each input of backward that is a part.
+
+    Parameters that ``in_node`` has by the name of their shard are resharded in the node.
 
     A value takes the place of the shard among the outputs of forward and the inputs of backward, or
     the places behind it where backward has another use for the shard.
     """
     forward = copied(forward)
     made = {node.name: node for node in forward.graph.nodes}
-    taken: dict[str, GatheredAgain] = {}
+    last_use = _last_uses(forward.graph)
+    taken: dict[str, list[_Taken]] = {}
+    gone: set[str] = set()
+    parts: dict[str, str] = {}
     for one in kept:
-        values = [made[name] for name, _ in one.values]
-        for value in values:
+        found, group = [], (in_node or {}).get(one.shard)
+        for name, repeated in one.values:
+            value = made[name]
             _forget_recompute(value)
+            if group is not None:
+                value = hand_over_part(forward.graph, value, group, last_use[value])
+                parts[value.name] = one.shard
             mark_saved(value)
-        _hand_over(forward.graph, one.passed, values, drop=one.frees_shard)
-        taken[one.passed] = one
+            found.append(_Taken(value=value, replaces=repeated, gather=one.gathers[0], group=group))
+        handed = [one_value.value for one_value in found]
+        _hand_over(forward.graph, one.passed, handed, drop=one.frees_shard)
+        taken[one.passed] = found
+        gone |= {one.passed} if one.frees_shard else set()
     forward.recompile()
-    return forward, finished(_taking(backward, taken, made))
+    return forward, finished(_taking(backward, taken, gone)), parts
 
 
 def passed_values(module: GraphModule) -> list[str]:
@@ -114,27 +168,47 @@ def passed_values(module: GraphModule) -> list[str]:
 
 
 def _taking(
-    backward: GraphModule, taken: Mapping[str, GatheredAgain], made: Mapping[str, Node]
+    backward: GraphModule, taken: Mapping[str, Sequence[_Taken]], gone: Collection[str]
 ) -> GraphModule:
-    """Return a copy of ``backward`` that takes the values of ``taken``, by passed input, as inputs;
-    ``made`` are the nodes of forward.
+    """Return a copy of ``backward`` that takes the values of ``taken``, by passed input, as inputs,
+    without the inputs ``gone``.
     """
     module = copied(backward)
     graph = empty_graph_like(backward.graph)
     values: dict[Node, Node] = {}
+    parts: dict[Node, tuple[Node, Node, NodeGroup]] = {}
     known = {node.name: node for node in backward.graph.nodes}
     for node in backward.graph.nodes:
-        one = taken.get(node.name) if node.op == "placeholder" else None
-        gone = one is not None and one.frees_shard
-        if node not in values and not gone and all(i in values for i in node.all_input_nodes):
+        if node in parts:
+            part, start, group = parts[node]
+            values[node] = gather_in_node(graph, part, node, start, group)
+        elif (
+            node not in values
+            and node.name not in gone
+            and all(i in values for i in node.all_input_nodes)
+        ):
             values[node] = graph.node_copy(node, values.__getitem__)
             values[node].meta = dict(node.meta)
-        for name, repeated in one.values if one is not None else ():
-            value = graph.placeholder(name)
-            value.meta = {key: item for key, item in made[name].meta.items() if key != "desc"}
-            values[known[repeated]] = value
+        for one in taken.get(node.name, ()) if node.op == "placeholder" else ():
+            value = graph.placeholder(one.value.name)
+            value.meta = {key: item for key, item in one.value.meta.items() if key != "desc"}
+            if one.group is None:
+                values[known[one.replaces]] = value
+            else:
+                parts[known[one.replaces]] = value, known[one.gather], one.group
     module.graph = graph
     return module
+
+
+def _last_uses(graph: torch.fx.Graph) -> dict[Node, Node]:
+    """Return node -> the last call that reads the storage of the node, or the node itself."""
+    found: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node.op != "output":
+            found[node] = node
+            for given in node.all_input_nodes:
+                found[_storage_of(given)] = node
+    return found
 
 
 def _passed_shards(forward: torch.fx.Graph, backward: torch.fx.Graph) -> dict[Node, Node]:
@@ -197,6 +271,12 @@ def _handed_over(chain: Mapping[Node, Node]) -> list[Node]:
     above = {n for node in chain if is_collective(node) for n in _ancestors(node, chain)}
     waits = [node for node in chain if is_wait_tensor(node) and node not in above]
     return min(before_compute, waits, key=_bytes_of)
+
+
+def _only_group(values: Collection[Node], chain: Mapping[Node, Node]) -> str:
+    above = {n for value in values for n in _ancestors(value, chain) if is_collective(n)}
+    groups = {group_name(node) for node in above}
+    return groups.pop() if len(groups) == 1 and all(map(is_all_gather, above)) else ""
 
 
 def _ancestors(node: Node, chain: Mapping[Node, Node]) -> set[Node]:

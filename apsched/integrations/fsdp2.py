@@ -30,6 +30,7 @@ from apsched.problem.plan.rules import Plan
 from apsched.problem.problem import Problem
 from apsched.schedule.analysis.moved_compute import moved_compute
 from apsched.schedule.schedule import Schedule, StepKind
+from apsched.torch_compat.fsdp import resharded_to
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -48,7 +49,8 @@ class UnitSettings:
     """Units whose gathers its hook launches in forward, in order."""
     backward_prefetch: tuple[str, ...] | None
     """``None`` if only forward was solved: backward stays unchanged."""
-    reshard_after_forward: bool
+    reshard_after_forward: bool | int
+    """A number: to so many process ranks, that of ``fully_shard``."""
     unshard_in_backward: bool
     """Otherwise backward does not need its parameters (an embedding's)."""
 
@@ -81,6 +83,7 @@ def apply_fsdp2(
     """
     units = units_of(model)
     settings = fsdp2_settings(units, solved_graphs(solved))
+    _check_resharded(units, settings)
     handles = {unit.name: unit.handle for unit in units}
     setting_of = {setting.name: setting for setting in settings.units}
     for name, handle in handles.items():
@@ -93,11 +96,28 @@ def apply_fsdp2(
         handle.set_modules_to_backward_prefetch(
             [handles[other] for other in one.backward_prefetch] or [handle]
         )
-        handle.set_reshard_after_forward(one.reshard_after_forward, recurse=False)
+        if isinstance(one.reshard_after_forward, bool):  # there is no setter for numbers
+            handle.set_reshard_after_forward(one.reshard_after_forward, recurse=False)
         handle.set_unshard_in_backward(one.unshard_in_backward)
     if any(one.backward_prefetch is not None for one in settings.units):
         _set_buffers(model, settings.reduce_scatter_buffers)
     return settings
+
+
+def _check_resharded(units: Sequence[Unit], settings: Fsdp2Settings) -> None:
+    """Raise ``InputError`` for a unit whose number of process ranks to reshard to is not that of
+    the settings.
+    """
+    handles = {unit.name: unit.handle for unit in units}
+    for one in settings.units:
+        wanted = one.reshard_after_forward
+        found = resharded_to(handles[one.name])
+        if not isinstance(wanted, bool) and found != wanted:
+            raise InputError(
+                f"{one.name}: the schedule reshards it to {wanted} process ranks, and FSDP2 has no"
+                f" setter for that: call fully_shard(..., reshard_after_forward={wanted}) on it;"
+                f" found {found}"
+            )
 
 
 def fsdp2_plan(model: nn.Module, graph: "nx.DiGraph | Problem") -> Plan:
@@ -134,10 +154,12 @@ def fsdp2_settings(units: Sequence[Unit], solved: Mapping[str, Solved]) -> Fsdp2
     names = [hook.unit for hook in hooks]
     behind: dict[str, tuple[str, ...]] | None = None
     gathered, buffers = set(names), 1
+    in_node: dict[str, int] = {}
     if "backward" in solved:
         behind, gathered = _backward(units, names, solved["backward"], by_parameter)
         buffers = _reductions_in_flight(*solved["backward"], by_parameter, names)
         _refuse_kept_in_part(problem, solved["backward"][0], units)
+        in_node = _resharded_units(problem, solved["backward"][0], units)
     kept = {unit.name for unit in units if unit.name not in gathered and _is_saved(problem, unit)}
     return Fsdp2Settings(
         units=tuple(
@@ -145,7 +167,7 @@ def fsdp2_settings(units: Sequence[Unit], solved: Mapping[str, Solved]) -> Fsdp2
                 name=name,
                 forward_prefetch=ahead[name],
                 backward_prefetch=behind[name] if behind is not None else None,
-                reshard_after_forward=name not in kept,
+                reshard_after_forward=in_node.get(name, name not in kept),
                 unshard_in_backward=name in gathered or name in kept,
             )
             for name in names
@@ -297,6 +319,31 @@ def _refuse_kept_in_part(forward: Problem, backward: Problem, units: Sequence[Un
                 f" gathers {again[0]} again and keeps others; keep all parameters of the unit or"
                 " none (--keep with a file that says which)"
             )
+
+
+def _resharded_units(forward: Problem, backward: Problem, units: Sequence[Unit]) -> dict[str, int]:
+    """Return unit -> number of process ranks that it is resharded to: backward gathers it on
+    another group than forward. ``InputError`` for a unit that backward gathers on several.
+    """
+    first, again = (
+        {c.module: graph.keys[c.key] for c in movable(graph, CollectiveKind.ALL_GATHER)}
+        for graph in (forward, backward)
+    )
+    found = {}
+    for unit in units:
+        both = [name for name in unit.parameters if name in first and name in again]
+        other = [name for name in both if again[name].group != first[name].group]
+        if other and len({again[name].group for name in both}) > 1:
+            same = next((name for name in both if name not in other), other[-1])
+            raise InputError(
+                f"backward: FSDP2 gathers a unit on one process group, and of {unit.name} the"
+                f" schedule gathers {other[0]} on {again[other[0]].group} and {same} on"
+                f" {again[same].group}; reshard all parameters of the unit in their node or none"
+                " (--keep with a file that says which)"
+            )
+        if other:
+            found[unit.name] = again[other[0]].group_size
+    return found
 
 
 def _named(units: Sequence[Unit], name: str) -> Unit:

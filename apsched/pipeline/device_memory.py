@@ -121,7 +121,7 @@ def beside_graphs(dags: Sequence[nx.DiGraph], cluster: Cluster) -> tuple[BesideG
     total_bytes = sum(size_bytes for size_bytes, _ in all_held.values())
     bf16_bytes = sum(2 * size_bytes // itemsize for size_bytes, itemsize in all_held.values())
     is_gpu = cluster.library == "nccl"
-    num_communicators = len({group for dag in dags for group in _groups(dag)}) if is_gpu else 0
+    num_communicators = _num_groups(dags) if is_gpu else 0
     return tuple(
         BesideGraph(
             device_bytes=cluster.device.memory_bytes,
@@ -137,12 +137,19 @@ def beside_graphs(dags: Sequence[nx.DiGraph], cluster: Cluster) -> tuple[BesideG
     )
 
 
-def beside_graph(beside: BesideGraph, dag: nx.DiGraph) -> BesideGraph:
+def beside_graph(beside: BesideGraph, dag: nx.DiGraph, dags: Sequence[nx.DiGraph]) -> BesideGraph:
     """Return the memory of the device outside of ``dag``, another form of the graph of ``beside``:
-    it may take fewer parameters.
+    it may take fewer parameters. ``dags`` are all graphs of its step, which may use other process
+    groups.
     """
     held = sum(size_bytes for size_bytes, _ in _parameters(dag).values())
-    return replace(beside, other_parameter_bytes=max(beside.parameter_bytes - held, 0))
+    num_communicators = _num_groups(dags) if beside.num_communicators else 0
+    return replace(
+        beside,
+        other_parameter_bytes=max(beside.parameter_bytes - held, 0),
+        num_communicators=num_communicators,
+        communicator_bytes=num_communicators * COMMUNICATOR_BYTES,
+    )
 
 
 def account_json(account: MemoryAccount) -> dict[str, Any]:
@@ -185,10 +192,10 @@ def _kept_bytes(dag: nx.DiGraph, record: NodeRecord) -> int:
     return sum(storages[s].size_bytes for s in record.allocates if storages[s].kept)
 
 
-def _groups(dag: nx.DiGraph) -> set[str]:
-    """Return the names of the process groups of more than one rank on which collectives run."""
-    found = (record.collective for record in _records(dag) if record.collective is not None)
-    return {collective.group for collective in found if collective.group_size > 1}
+def _num_groups(dags: Sequence[nx.DiGraph]) -> int:
+    """Return the number of process groups of more than one rank on which collectives run."""
+    found = (record.collective for dag in dags for record in _records(dag))
+    return len({one.group for one in found if one is not None and one.group_size > 1})
 
 
 def _records(dag: nx.DiGraph) -> list[NodeRecord]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from apsched.capture.captured import Capture, CapturedGraph, SavedBytes
     from apsched.capture.one_graph import Kept
     from apsched.costs.model import CostModel
+    from apsched.fx.node_shards import NodeGroup
 
 JOINT = "joint"
 
@@ -50,6 +51,10 @@ class LoadedGraph:
     """The FX graph; ``None`` where the source was a graph file."""
     cost_model: "CostModel | None" = None
     group_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    nodes: "Mapping[str, NodeGroup]" = field(default_factory=dict)
+    """Process group -> its ranks that share a node with this one, where parameters can be resharded
+    there.
+    """
     seconds: Mapping[str, float] = field(default_factory=dict)
     without_bitwise: Problem | None = None
     """The problem as it would be without bitwise mode; ``None`` where that is not on."""
@@ -163,6 +168,7 @@ def loaded_graph(
     cluster: str,
     group_ranks: Mapping[str, tuple[int, ...]],
     device_memory_bytes: int | None = None,
+    nodes: "Mapping[str, NodeGroup] | None" = None,
     progress: Progress,
     capture_seconds: float = 0.0,
 ) -> LoadedGraph:
@@ -179,6 +185,7 @@ def loaded_graph(
         captured=captured,
         cost_model=cost_model,
         group_ranks=group_ranks,
+        nodes=nodes or {},
         seconds={"capture": capture_seconds, "export": took["seconds"]},
     )
 
@@ -195,6 +202,7 @@ def _export_capture(
 ) -> LoadedSource:
     from apsched.costs.cluster_model import ClusterCostModel
     from apsched.costs.measured_model import MeasuredCostModel
+    from apsched.fx.node_shards import node_groups
 
     capture, cluster = source.capture, costs.cluster
     assert capture is not None
@@ -212,6 +220,7 @@ def _export_capture(
             cluster=cluster.name,
             group_ranks=group_ranks,
             device_memory_bytes=cluster.device.memory_bytes,
+            nodes=node_groups(group_ranks, cluster.ranks_per_node),
             progress=progress,
             capture_seconds=capture_seconds,
         )

@@ -8,7 +8,7 @@ uses the second, and also the first if a node holds two or more of its ranks.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from apsched.costs.clusters.cluster import Cluster
@@ -153,6 +153,20 @@ def _links_of_groups(
             (group, (*((NODE_LINK,) if inside else ()), *((NIC,) if len(on_node) > 1 else ())))
         )
     return tuple(links)
+
+
+def with_node_groups(contention: Contention, node_groups: Mapping[str, str]) -> Contention:
+    """Return ``contention`` with the ranks of a node, as a group of their own, on the links of the
+    group around them, but for the network between nodes; ``node_groups``: group around -> theirs.
+    """
+    if not contention.links:
+        return contention
+    links_of = dict(contention.links_of_group)
+    for around, inside in node_groups.items():
+        links = links_of.get(around, ())
+        in_node = tuple(link for link in links if link != NIC)
+        links_of[inside] = in_node if contention.links == _LINKS else links
+    return replace(contention, links_of_group=tuple(links_of.items()))
 
 
 def _compute_slowdown(choice: ContentionChoice, cluster: Cluster | None) -> float:

@@ -24,6 +24,17 @@ def fsdp_unit_of(module: Any) -> tuple[int, int]:
     return id(state), len(_groups_of(state))
 
 
+def resharded_to(module: Any) -> bool | int:
+    """Return whether an ``FSDPModule`` reshards its parameters after forward; of one that reshards
+    to fewer process ranks than they are sharded on, their number (FSDPParamGroup,
+    ``post_forward_mesh_info``).
+    """
+    for group in _groups_of(module._get_fsdp_state()):
+        later, info = group.post_forward_mesh_info, group.mesh_info
+        return later is info or (later is not None and int(later.shard_mesh_size))
+    return True
+
+
 def _groups_of(state: Any) -> list[Any]:
     groups: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
     if groups is None:  # torch 2.11 has one group at most
@@ -68,6 +79,10 @@ class GatheredParameter:
     """``None`` without replicas."""
     kept: bool
     """From forward to backward."""
+    node_group: Any
+    """Of the ranks that share it between forward and backward (``reshard_after_forward=8``);
+    ``None`` where it is kept, or sharded over all.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +126,6 @@ def fsdp_policies(
         )
         for group in _groups_of(state):
             later, info = group.post_forward_mesh_info, group.mesh_info
-            if later is not None and later is not info:
-                raise ValueError("reshard_after_forward as a number of process ranks")
             if not hasattr(info, "shard_process_group"):
                 raise ValueError("a mesh without a sharded dimension")
             # torch keeps the root's parameters by default (_lazy_init)
@@ -130,6 +143,7 @@ def fsdp_policies(
                     shard_group=info.shard_process_group,
                     replicate_group=getattr(info, "replicate_process_group", None),
                     kept=kept,
+                    node_group=None if later in (None, info) else later.shard_process_group,
                 )
                 own = one._module_info
                 parameters[id(own.module), own.param_name] = gathered

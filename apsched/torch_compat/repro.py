@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from apsched.names import first_name, is_second
+from apsched.names import base_of_node_group, first_name, is_second
 from apsched.torch_compat.version import check_torch_version
 
 check_torch_version()
@@ -36,7 +36,7 @@ def graph_as_repro(module: Any) -> str:
 
     inputs = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
     text = io.StringIO()
-    with _second_groups_resolved(module):  # torch writes the size of every group into the file
+    with _later_groups_resolved(module):  # torch writes the size of every group into the file
         save_graph_repro(text, module, inputs, "apsched", stable_output=True, command="get_args")
     runnable = re.sub(
         r"        run_repro\((.*)\)\n(?:        #.*\n?)+",
@@ -50,25 +50,45 @@ def graph_as_repro(module: Any) -> str:
 
 
 @contextmanager
-def _second_groups_resolved(module: Any) -> Iterator[None]:
-    """Run the body with each second group of ``module`` that is not made yet known by its name.
+def _later_groups_resolved(module: Any) -> Iterator[None]:
+    """Run the body with each process group of ``module`` that is not made yet known by its name.
 
-    It stands for the group that it doubles (torch/csrc/distributed/c10d/GroupRegistry.cpp).
+    For a second group stands the group that it doubles, for the ranks of a node a group of their
+    number (torch/csrc/distributed/c10d/GroupRegistry.cpp).
     """
     from torch._C import _distributed_c10d as c10d
-    from torch.distributed import distributed_c10d
 
-    arguments = (a for node in module.graph.nodes for a in (*node.args, *node.kwargs.values()))
     added: list[Any] = []
     try:
-        for name in sorted({a for a in arguments if isinstance(a, str) and is_second(a)}):
-            first: Any = first_name(name)
-            c10d._register_process_group(name, distributed_c10d._resolve_process_group(first))  # type: ignore[arg-type, attr-defined]
+        for name, size in sorted(_later_groups(module).items()):
+            c10d._register_process_group(name, _group_like(name, size))  # type: ignore[arg-type]
             added.append(name)
         yield
     finally:
         for name in added:
             c10d._unregister_process_group(name)
+
+
+def _later_groups(module: Any) -> dict[str, int]:
+    """Return name -> size of the groups of ``module`` that are not made yet: of all-gathers, whose
+    arguments are a tensor (or several), the size of the group and its name.
+    """
+    return {
+        node.args[2]: node.args[1]
+        for node in module.graph.nodes
+        if len(node.args) > 2
+        and isinstance(node.args[2], str)
+        and (is_second(node.args[2]) or base_of_node_group(node.args[2]) is not None)
+    }
+
+
+def _group_like(name: str, size: int) -> Any:
+    from torch.distributed import distributed_c10d
+
+    if is_second(name):
+        first: Any = first_name(name)
+        return distributed_c10d._resolve_process_group(first)  # type: ignore[attr-defined]
+    return distributed_c10d.new_group(list(range(size)))
 
 
 _SETUP_FAKE_PROCESS_GROUPS = """\

@@ -1,16 +1,28 @@
-"""Parameters that may be kept, common choices, and the order in which keeping pays."""
+"""Parameters that may be kept, or resharded in their node; common choices, and the order in which
+keeping pays.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from apsched.names import block_of
+from apsched.names import block_of, in_node, is_in_node, name_of
 
 NONE, ALL = "none", "all"
 THRESHOLD_ELEMENTS = 100_000
 """DeepSpeed's ``stage3_param_persistence_threshold``: parameters up to this size are kept."""
 
 Choice = frozenset[str]
-"""Names of the parameters that are kept."""
+"""Names of the parameters that are kept, and those with ``@node`` that are resharded."""
+
+
+def kept_whole(choice: Choice) -> Choice:
+    """Return the parameters that are kept as a whole."""
+    return Choice(entry for entry in choice if not is_in_node(entry))
+
+
+def kept_in_node(choice: Choice) -> Choice:
+    """Return the names of the parameters that are resharded in their node."""
+    return Choice(name_of(entry) for entry in choice if is_in_node(entry))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +37,19 @@ class Parameter:
     """Of its shard, which lives on though backward does not take it where the parameter is kept."""
     gathers: tuple[int, ...]
     """Collectives of backward that keeping it saves."""
+    node_bytes: int = 0
+    """Bytes passed if it is resharded in its node; 0 where it cannot be."""
 
     @property
     def need(self) -> int:
         """Place of its first gather among the collectives of backward, as captured."""
         return min(self.gathers, default=-1)
+
+    @property
+    def entries(self) -> dict[str, int]:
+        """Entries of a choice that are about it -> bytes passed from forward to backward."""
+        whole = {self.name: self.size_bytes}
+        return whole | ({in_node(self.name): self.node_bytes} if self.node_bytes else {})
 
 
 def named_choices(parameters: Sequence[Parameter]) -> dict[str, Choice]:
@@ -40,6 +60,7 @@ def named_choices(parameters: Sequence[Parameter]) -> dict[str, Choice]:
     ``last_block``      the block that backward needs first, and parameters after it (FSDP2 habit)
     ``fsdp2``           parameters outside of blocks: FSDP2 does not reshard its root module
     ``threshold``       up to 100,000 elements (DeepSpeed)
+    ``in_node``         resharded in their node (``reshard_after_forward=8``, ZeRO++'s hpZ)
     """
     blocks = [block_of(p.name) for p in sorted(parameters, key=lambda p: p.need)]
     last = next((block for block in blocks if block), "")
@@ -52,6 +73,7 @@ def named_choices(parameters: Sequence[Parameter]) -> dict[str, Choice]:
         ),
         "fsdp2": Choice(p.name for p in parameters if not block_of(p.name)),
         "threshold": Choice(p.name for p in parameters if p.num_elements <= THRESHOLD_ELEMENTS),
+        "in_node": Choice(in_node(p.name) for p in parameters if p.node_bytes),
     }
     distinct: dict[Choice, str] = {}
     for name, choice in made.items():

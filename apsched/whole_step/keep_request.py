@@ -1,7 +1,9 @@
 """The user's request for kept parameters: ``none``, ``all``, ``auto``, or a file of names.
 
 A file has an entry a line, without ``#`` comments: the name of a parameter, or a regular expression
-that fits all of its name.
+that fits all of its name. With ``@node`` behind it the parameter is resharded in its node: each
+process rank keeps one part, and backward gathers it in the node. A parameter that another entry
+keeps is kept.
 """
 
 import re
@@ -11,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 
 from apsched.errors import InputError
+from apsched.names import in_node, is_in_node, name_of
 from apsched.problem.plan.rules import Plan
 from apsched.whole_step.choices import ALL, NONE, Choice
 
@@ -29,24 +32,33 @@ class KeepRequest:
     """Names and regular expressions, of ``names``."""
 
     def chosen(self, names: Sequence[str], label: str = "--keep") -> Choice:
-        """Return those of the parameters ``names`` that are kept; of ``auto`` none is known.
+        """Return those of ``names`` that are kept; of ``auto`` none is known. ``names`` are the
+        parameters that both graphs gather, and once more with ``@node`` those that can be
+        resharded in their node.
 
-        ``InputError`` for an entry that is no parameter which both graphs gather.
+        ``InputError`` for an entry that is none of these.
         """
         for entry in self.entries:
             if not _fits(entry, names):
                 known = f"such as {names[0]}" if names else "there are none"
+                which = (
+                    "forward and backward both gather, over several nodes with several of their"
+                    " process ranks on each,"
+                    if is_in_node(entry)
+                    else "forward and backward both gather"
+                )
                 raise InputError(
-                    f"{label}: expected parameters that forward and backward both gather"
-                    f" ({known}), found none that {entry!r} fits; drop that entry"
+                    f"{label}: expected parameters that {which} ({known}), found none that"
+                    f" {entry!r} fits; drop that entry"
                 )
         return self.fitting(names)
 
     def fitting(self, names: Sequence[str]) -> Choice:
         """As :meth:`chosen`, for one of several graphs: an entry may be about another."""
         if self.mode == ALL:
-            return Choice(names)
-        return Choice(name for entry in self.entries for name in _fits(entry, names))
+            return Choice(name for name in names if not is_in_node(name))
+        found = Choice(name for entry in self.entries for name in _fits(entry, names))
+        return found - set(map(in_node, found))
 
 
 def kept_in_joint_graph(
@@ -70,7 +82,10 @@ def kept_in_joint_graph(
 
 def _fits(entry: str, names: Sequence[str]) -> list[str]:
     """Return the parameter called ``entry``; else those that it fits as a regular expression."""
-    return [n for n in names if n == entry] or [n for n in names if re.fullmatch(entry, n)]
+    pattern, among = name_of(entry), [n for n in names if is_in_node(n) == is_in_node(entry)]
+    return [n for n in among if n == entry] or [
+        n for n in among if re.fullmatch(pattern, name_of(n))
+    ]
 
 
 def keep_request(
@@ -110,14 +125,14 @@ def _entries(path: str | PathLike[str], label: str) -> tuple[str, ...]:
             f"{label}: expected auto, none, all or a readable file with a parameter a line, found"
             f" {str(path)!r}: {error}"
         ) from None
-    entries = (line.partition("#")[0].strip() for line in lines)
+    entries = (" ".join(line.partition("#")[0].split()) for line in lines)
     return tuple(entry for entry in entries if entry)
 
 
 def _checked(entries: tuple[str, ...], label: str) -> tuple[str, ...]:
     for entry in entries:
         try:
-            re.compile(entry)
+            re.compile(name_of(entry))
         except re.error as error:
             raise InputError(
                 f"{label}: expected the name of a parameter or a regular expression, found"

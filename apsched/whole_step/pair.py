@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from apsched.config import Caps
 from apsched.errors import InputError
-from apsched.names import direction_named
+from apsched.names import direction_named, name_of
 from apsched.pipeline.device_memory import beside_graph
 from apsched.pipeline.load import LoadedGraph, loaded_graph
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph
+from apsched.problem.contention_spec import with_node_groups
 from apsched.problem.problem import Problem, with_contention
 from apsched.progress import Progress
 from apsched.solver.bounds.whole_step import seam_bytes
@@ -129,9 +130,15 @@ class Step:
         ]
         return min(left, default=None)
 
+    @property
+    def entry_bytes(self) -> dict[str, int]:
+        """Entry of a choice -> bytes passed from forward to backward."""
+        return {entry: size for p in self.parameters for entry, size in p.entries.items()}
+
     def beside_bytes(self, kept: Choice) -> int:
         """Return the bytes of shards that are alive in backward beside its graph."""
-        return sum(p.beside_bytes for p in self.parameters if p.name in kept)
+        names = set(map(name_of, kept))
+        return sum(p.beside_bytes for p in self.parameters if p.name in names)
 
     def under(self, kept: Choice) -> Graphs:
         """Return the graphs with the parameters ``kept``, priced again."""
@@ -151,10 +158,11 @@ class Step:
         if kept not in self.solved:
             graphs = self.under(kept)
             beside = self.beside_bytes(kept)
-            size = sum(p.size_bytes for p in self.parameters if p.name in kept)
+            size = sum(self.entry_bytes[entry] for entry in kept)
             with self.progress.stage(f"solve with {len(kept)} parameters kept"):
-                forward = self._solve(graphs[0], self.caps[0], 0)
-                backward = self._solve(graphs[1], self.caps[1], beside)
+                more = self._communicator_bytes(graphs)
+                forward = self._solve(graphs[0], self.caps[0], more)
+                backward = self._solve(graphs[1], self.caps[1], more + beside)
             self.solved[kept] = SolvedChoice(
                 kept=kept,
                 kept_bytes=size,
@@ -163,6 +171,18 @@ class Step:
                 results=(forward, backward),
             )
         return self.solved[kept]
+
+    def _communicator_bytes(self, graphs: Graphs) -> int:
+        """Return the bytes of the communicators that ``graphs`` have beside those as captured, if
+        the cap is the memory of the device.
+        """
+        if self.request.memory_cap is not None:
+            return 0
+        counts = [
+            max(g.beside.communicator_bytes if g.beside else 0 for g in pair)
+            for pair in (graphs, self.graphs)
+        ]
+        return counts[0] - counts[1]
 
     def _solve(self, graph: LoadedGraph, caps: Caps, beside: int) -> Result:
         if caps.memory_cap_bytes is not None:
@@ -198,7 +218,8 @@ def parameters_of(graphs: Graphs, backward: Problem | None = None) -> tuple[Para
     assert first is not None
     assert second is not None
     problem = graphs[1].problem if backward is None else backward
-    return tuple(_parameter(found, problem) for found in keepable(first, second))
+    found = keepable(first, second, graphs[1].nodes)
+    return tuple(_parameter(one, problem) for one in found)
 
 
 def with_kept(graphs: Graphs, kept: Choice) -> Graphs:
@@ -212,9 +233,9 @@ def with_kept(graphs: Graphs, kept: Choice) -> Graphs:
     forward, backward = (graph.captured for graph in graphs)
     assert forward is not None
     assert backward is not None
-    pair = keep(forward, backward, kept)
+    pair = keep(forward, backward, kept, graphs[1].nodes)
     first, second = (_priced(old, new) for old, new in zip(graphs, pair, strict=True))
-    return first, second
+    return _beside_each_other(first, second)
 
 
 def kept_tensors(again: Sequence[LoadedGraph], kept: Graphs) -> dict[str, tuple[str, ...]]:
@@ -232,22 +253,37 @@ def kept_tensors(again: Sequence[LoadedGraph], kept: Graphs) -> dict[str, tuple[
 
 
 def _priced(old: LoadedGraph, captured: "CapturedGraph") -> LoadedGraph:
+    """Return the graph ``captured``, priced as ``old``."""
     assert old.cost_model is not None
     new = loaded_graph(
         captured,
         old.cost_model,
         cluster=old.dag.graph["cluster"],
-        group_ranks=old.group_ranks,
+        group_ranks={**old.group_ranks, **{node.name: node.ranks for node in old.nodes.values()}},
         device_memory_bytes=old.device_memory_bytes,
+        nodes=old.nodes,
         progress=Progress(quiet=True),
     )
-    problem = with_contention(new.problem, old.problem.contention)
-    beside = None if old.beside is None else beside_graph(old.beside, new.dag)
-    return replace(new, problem=problem, seconds=old.seconds, beside=beside)
+    new = replace(new, group_ranks=old.group_ranks, seconds=old.seconds, beside=old.beside)
+    contention = old.problem.contention
+    if contention is not None:
+        names = {group: node.name for group, node in old.nodes.items()}
+        contention = with_node_groups(contention, names)
+    return replace(new, problem=with_contention(new.problem, contention))
+
+
+def _beside_each_other(*graphs: LoadedGraph) -> Graphs:
+    """Return ``graphs``, whose memory beside them is that of another choice, with their own."""
+    dags = [graph.dag for graph in graphs]
+    first, second = (
+        replace(g, beside=None if g.beside is None else beside_graph(g.beside, g.dag, dags))
+        for g in graphs
+    )
+    return first, second
 
 
 def _parameter(found: "Keepable", backward: Problem) -> Parameter:
-    again = found.again
+    again, parts = found.again, found.node.num_ranks if found.node is not None else 0
     return Parameter(
         name=found.name,
         size_bytes=sum(map(allocated_bytes, again.value_bytes)),
@@ -258,4 +294,7 @@ def _parameter(found: "Keepable", backward: Problem) -> Parameter:
             for c, one in enumerate(backward.collectives)
             if backward.node_names[one.start] in again.gathers
         ),
+        node_bytes=sum(allocated_bytes(size // parts) for size in again.value_bytes)
+        if parts
+        else 0,
     )

@@ -2,11 +2,13 @@
 then along the order in which keeping pays.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import product
 
 from apsched.errors import SelfCheckError
+from apsched.names import in_node as in_node_entry
+from apsched.names import name_of
 from apsched.problem.problem import Problem
 from apsched.problem.second_group import with_second_groups
 from apsched.solver.bounds.step_time import TimeBound
@@ -17,7 +19,14 @@ from apsched.solver.bounds.whole_step import (
     least_prices,
     with_prices,
 )
-from apsched.whole_step.choices import NONE, Choice, named_choices, units
+from apsched.whole_step.choices import (
+    NONE,
+    Choice,
+    kept_in_node,
+    kept_whole,
+    named_choices,
+    units,
+)
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import SolvedChoice, Step
 
@@ -74,7 +83,9 @@ def solve_choice(step: Step, request: KeepRequest, label: str = "--keep") -> Ste
     """
     if request.mode == AUTO:
         return solve_step(step)
-    best = step.solve(request.chosen([p.name for p in step.parameters], label))
+    best = step.solve(
+        request.chosen([entry for p in step.parameters for entry in p.entries], label)
+    )
     return StepAnswer(
         best=best,
         bound=TimeBound(
@@ -142,13 +153,14 @@ class _Search:
         self._enough = self.bound.ticks * (1 + step.request.options.time_slack / 2)
 
     def may_fit(self, kept: Choice) -> bool:
-        """Return whether memory between forward and backward may hold the parameters ``kept``."""
-        items = self._items(kept)
-        return any(bound.may_fit(items) for bound in self._bounds)
+        """Return whether memory between forward and backward may hold the choice ``kept``."""
+        whole, in_node = self._items(kept_whole(kept)), self._items(kept_in_node(kept))
+        return any(bound.may_fit(whole, in_node) for bound in self._bounds)
 
     def _items(self, kept: Choice) -> list[int]:
-        """Return those of ``kept`` that no rule decides on, as bounds number them."""
-        return [self._index[name] for name in kept if name in self._index]
+        """Return the parameters of ``kept`` that no rule decides on, as bounds number them."""
+        names = set(map(name_of, kept))
+        return [self._index[name] for name in names if name in self._index]
 
     def look(self, choices: Iterable[Choice]) -> None:
         """Solve those of ``choices`` that may be the fastest, until the bound is near."""
@@ -170,14 +182,26 @@ class _Search:
         return _ticks(step.solve(kept))
 
     def every_choice(self) -> Iterator[Choice]:
-        """Yield all choices."""
-        for count in range(len(self._order) + 1):
-            for names in combinations(self._order, count):
-                yield self._step.always.union(names)
+        """Yield all choices, those with the fewest kept parameters first."""
+        options = [("", *p.entries) for p in self._step.undecided]
+        choices = [tuple(filter(None, entries)) for entries in product(*options)]
+        for entries in sorted(choices, key=len):
+            yield self._step.always.union(entries)
 
     def along_order(self) -> None:
-        """Solve prefixes of the order in which keeping pays: some all over it, then around the
-        best, between units first and inside of one at last.
+        """Solve prefixes of the order in which keeping pays, the rest gathered again; then prefixes
+        kept and the rest resharded in its node, and prefixes resharded and the rest gathered again.
+        """
+        in_node = {p.name: in_node_entry(p.name) for p in self._step.undecided if p.node_bytes}
+        self._prefixes(lambda name: name, lambda name: "")
+        if in_node:
+            self._prefixes(lambda name: name, lambda name: in_node.get(name, ""))
+            self._prefixes(lambda name: in_node.get(name, ""), lambda name: "")
+
+    def _prefixes(self, first: Callable[[str], str], rest: Callable[[str], str]) -> None:
+        """Solve choices with the entry ``first`` of each parameter in a prefix of the order, and
+        the entry ``rest`` of the others: some prefixes all over it, then around the best, between
+        units first and inside of one at last.
         """
         ends = [0]
         for unit in units(self._step.undecided):
@@ -186,7 +210,8 @@ class _Search:
 
         def look(at: Iterable[int]) -> None:
             for k in sorted(set(at) - known.keys()):
-                known[k] = self._ticks_of(self._step.always.union(self._order[:k]))
+                entries = (*map(first, self._order[:k]), *map(rest, self._order[k:]))
+                known[k] = self._ticks_of(self._step.always.union(filter(None, entries)))
 
         last = len(ends) - 1
         look(ends[round(last * k / _FIRST)] for k in range(_FIRST + 1))
@@ -209,8 +234,9 @@ class _Search:
         for start, names in ((best, self._order), (best, largest), (least, largest)):
             kept = start
             for name in names:
-                if self.may_fit(kept | {name}):
-                    kept |= {name}
+                more = kept - {in_node_entry(name)} | {name}
+                if self.may_fit(more):
+                    kept = more
             yield kept
 
 
@@ -278,7 +304,10 @@ def _bounds(step: Step, prices: Prices) -> list[StepBound]:
     again = [graph.problem for graph in step.least]
     kept = [graph.problem for graph in step.under(step.most)]
     forward = with_prices(again[0], prices[0])
-    items = [KeptItem(collectives=p.gathers, kept_bytes=p.size_bytes) for p in step.undecided]
+    items = [
+        KeptItem(collectives=p.gathers, kept_bytes=p.size_bytes, node_bytes=p.node_bytes)
+        for p in step.undecided
+    ]
     ways = {False, step.request.second_group}
     ticks = min(graph_bound(_grouped(forward, way), step.caps[0]) for way in ways)
     return [

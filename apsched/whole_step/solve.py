@@ -31,4 +31,4 @@ def graphs_with(graphs: Sequence[LoadedGraph], keep: KeepRequest) -> tuple[Loade
     if keep.mode == NONE:
         return tuple(graphs)
     pair = pair_of(graphs)
-    return with_kept(pair, keep.chosen([p.name for p in parameters_of(pair)]))
+    return with_kept(pair, keep.chosen([entry for p in parameters_of(pair) for entry in p.entries]))

@@ -12,7 +12,7 @@ from apsched.costs.compute.fusion import PIECE
 from apsched.errors import InputError
 from apsched.graph.export.aliasing import STANDS_FOR
 from apsched.kinds import CollectiveKind
-from apsched.names import first_name
+from apsched.names import base_of_node_group, first_name
 from apsched.problem.problem import Problem
 from apsched.schedule.kernel_cuts import cuts_made, second_piece
 from apsched.schedule.schedule import Schedule, Step, StepKind
@@ -147,13 +147,16 @@ def _launch_on(start: Node, group: str) -> None:
 
 def _process_rank(problem: Problem, collective: int, process_rank_of: Callable[[str], int]) -> int:
     key = problem.keys[problem.collectives[collective].key]
+    around = base_of_node_group(key.group)
     try:
-        rank = process_rank_of(first_name(key.group))
+        rank = process_rank_of(first_name(around or key.group))
     except LookupError as error:
         raise InputError(
             f"group {key.group!r}: {error}; start it, or state this process rank's place with"
             " process_rank_of"
         ) from error
+    if around is not None:  # consecutive ranks of the group around it
+        rank %= key.group_size
     if not 0 <= rank < key.group_size:
         raise InputError(
             f"group {key.group!r} has {key.group_size} process ranks; process_rank_of states that"

@@ -57,6 +57,8 @@ class KeptItem:
     """Collectives of backward as gathered again, which a kept parameter saves."""
     kept_bytes: int
     """As allocated."""
+    node_bytes: int = 0
+    """As allocated if it is resharded in its node; 0 where it cannot be."""
 
 
 def seam_bytes(forward: Problem, backward: Problem) -> tuple[int, int]:
@@ -103,9 +105,13 @@ class StepBound:
     rows: tuple[tuple[str, float, tuple[float, ...]], ...]
     """(S3) to (S5): its source, the time without parameters, and that of each parameter."""
     kept_bytes: tuple[int, ...]
-    """m_i, the least that keeping a parameter adds."""
+    """The least that keeping a parameter adds."""
     free_bytes: int | None
     """M; ``None`` without a memory cap."""
+    node_bytes: tuple[int, ...] = ()
+    """The least that resharding a parameter in its node adds, or that keeping it adds where it
+    cannot be resharded; empty where none can be.
+    """
 
     @classmethod
     def of(
@@ -125,26 +131,39 @@ class StepBound:
         caps_of_kept = replace(caps, memory_cap_bytes=None)
         loose = without_copies(Instance.of(kept, caps_of_kept))
         # inside a bucket's buffer, which is rounded up once
-        sizes = tuple(max(i.kept_bytes - ALLOCATION_BYTES + 1, 0) for i in items)
+        kept_sizes, node_sizes = (
+            tuple(max(size - ALLOCATION_BYTES + 1, 0) for size in sizes)
+            for sizes in (
+                [item.kept_bytes for item in items],
+                [item.node_bytes or item.kept_bytes for item in items],
+            )
+        )
+        sizes = tuple(map(min, kept_sizes, node_sizes))
         rows = (*_stream_rows(at, loose, items), _compute_row(at, loose, items))
         return cls(
             forward_ticks=forward_ticks,
             kept_ticks=graph_bound(kept, caps_of_kept),
             rows=(*rows, *_weighed_rows(at, loose, items, sizes, free_bytes)),
-            kept_bytes=sizes,
+            kept_bytes=kept_sizes,
+            node_bytes=node_sizes,
             free_bytes=free_bytes,
         )
+
+    @property
+    def least_bytes(self) -> tuple[int, ...]:
+        """m_i."""
+        return tuple(map(min, self.kept_bytes, self.node_bytes or self.kept_bytes))
 
     def over_choices(self) -> TimeBound:
         """Return the bound over all choices: (S2) to (S5) under (S1)."""
         rows = [
-            (source, fixed + _least_left(values, self.kept_bytes, self.free_bytes))
+            (source, fixed + _least_left(values, self.least_bytes, self.free_bytes))
             for source, fixed, values in self.rows
         ]
         return self._best(rows)
 
     def of_choice(self, kept: Iterable[int]) -> TimeBound:
-        """Return the bound for one choice: the items ``kept``, by index."""
+        """Return the bound for one choice: the items ``kept`` or resharded, by index."""
         chosen = set(kept)
         rows = [
             (source, fixed + sum(v for i, v in enumerate(values) if i not in chosen))
@@ -152,9 +171,10 @@ class StepBound:
         ]
         return self._best(rows)
 
-    def may_fit(self, kept: Iterable[int]) -> bool:
-        """Return whether (S1) allows the items ``kept``."""
-        return self.free_bytes is None or (sum(self.kept_bytes[i] for i in kept) <= self.free_bytes)
+    def may_fit(self, kept: Iterable[int], in_node: Iterable[int] = ()) -> bool:
+        """Return whether (S1) allows the items ``kept`` and those resharded ``in_node``."""
+        total = sum(self.kept_bytes[i] for i in kept) + sum(self.node_bytes[i] for i in in_node)
+        return self.free_bytes is None or total <= self.free_bytes
 
     def _best(self, rows: Sequence[tuple[str, float]]) -> TimeBound:
         source, ticks = max(rows, key=lambda row: row[1])

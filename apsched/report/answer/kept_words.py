@@ -1,19 +1,38 @@
 """Parameters by block, in words."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 
-from apsched.names import part_of
+from apsched.names import is_in_node, name_of, part_of
 
 
-def kept_in_words(kept: Iterable[str], names: Sequence[str]) -> str:
+def kept_in_words(kept: Collection[str], names: Sequence[str]) -> str:
     """Return the parameters ``kept`` of ``names`` by block: blocks that are kept whole, and those
-    of which a part is.
+    of which a part is; then those that are resharded in their node.
 
-    >>> kept_in_words(["a.0.w", "a.1.w", "a.2.w"], ["a.0.w", "a.1.w", "a.2.w", "a.2.b", "n.w"])
+    >>> names = ["a.0.w", "a.1.w", "a.2.w", "a.2.b", "n.w"]
+    >>> kept_in_words(["a.0.w", "a.1.w", "a.2.w"], names)
     'a.0-1; parts of a.2'
+    >>> kept_in_words(["n.w", "a.0.w @node", "a.1.w @node"], names)
+    'n; in the node: a.0-1'
     """
+    whole = [entry for entry in kept if not is_in_node(entry)]
+    parts = [name_of(entry) for entry in kept if is_in_node(entry)]
+    words = [_in_words(whole, names)] if whole or not parts else []
+    return "; ".join(words + ([f"in the node: {_in_words(parts, names)}"] if parts else []))
+
+
+def kept_count(num_kept: int, num_in_node: int) -> str:
+    """Return the number of parameters kept, and of those resharded in their node.
+
+    >>> kept_count(3, 0), kept_count(3, 26)
+    ('3', '3 + 26 in node')
+    """
+    return f"{num_kept} + {num_in_node} in node" if num_in_node else str(num_kept)
+
+
+def _in_words(kept: Iterable[str], names: Sequence[str]) -> str:
     every, some = Counter(map(part_of, names)), Counter(map(part_of, kept))
     whole = _ranges(part for part in every if some[part] == every[part])
     parts = _ranges(part for part in every if 0 < some[part] < every[part])

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from apsched.quantities import show_bytes, show_us
-from apsched.report.answer.kept_words import kept_in_words
+from apsched.report.answer.kept_words import kept_count, kept_in_words
 from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
+from apsched.whole_step.choices import kept_in_node, kept_whole
 from apsched.whole_step.one_more import MoreMemory
 from apsched.whole_step.pair import SolvedChoice
 from apsched.whole_step.search import StepAnswer
@@ -38,7 +39,8 @@ def keep_json(answer: StepAnswer) -> dict[str, Any]:
 def _figures(choice: SolvedChoice) -> dict[str, Any]:
     forward, backward = (result.step_time_us for result in choice.results)
     return {
-        "num_kept": len(choice.kept),
+        "num_kept": len(kept_whole(choice.kept)),
+        "num_in_node": len(kept_in_node(choice.kept)),
         "kept_bytes": choice.kept_bytes,
         "forward_us": forward,
         "backward_us": backward,
@@ -65,7 +67,7 @@ def _cells(choice: SolvedChoice) -> list[str]:
     figures = _figures(choice)
     times = (figures[key] for key in ("forward_us", "backward_us", "step_time_us"))
     return [
-        str(len(choice.kept)),
+        kept_count(figures["num_kept"], figures["num_in_node"]),
         show_bytes(choice.kept_bytes),
         *("" if us is None else f"{us / 1000:,.3f}" for us in times),
         show_bytes(choice.peak_bytes) if choice.fits else "",
@@ -93,10 +95,9 @@ def print_frontier(answers: Sequence[StepAnswer], stream: TextIO) -> None:
     table = plain_table(*figures, "kept parameters", right=figures)
     for answer in answers:
         best = answer.best
-        _, size, _, _, step, peak, _ = _cells(best)
+        count, size, _, _, step, peak, _ = _cells(best)
         bound = f"{ticks_to_us(answer.bound.ticks) / 1000:,.3f}"
         kept = kept_in_words(best.kept, answer.names) if best.fits else "no schedule fits"
-        count = str(len(best.kept))
         table.add_row(show_bytes(answer.cap_bytes), peak, step, bound, count, size, kept)
     out = console(stream)
     out.print(table)
@@ -108,22 +109,29 @@ def kept_lines(answer: StepAnswer) -> tuple[str, ...]:
     best = answer.best
     if not best.fits:
         return ("step: no choice fits the memory cap",)
+    whole, in_node = kept_whole(best.kept), kept_in_node(best.kept)
     again = answer.num_parameters - len(best.kept)
+    parts = f"; {len(in_node)} resharded in their node" if in_node else ""
     by_rule = f" ({answer.num_by_rule} as rules of the plan say)" if answer.num_by_rule else ""
     return (
         f"step: {show_us(ticks_to_us(best.step_ticks))}, bound"
         f" {show_us(ticks_to_us(answer.bound.ticks))} ({answer.bound.source}), gap"
         f" {100 * answer.gap:.3f} %; peak {show_bytes(best.peak_bytes)} with all"
         f" parameters, cap {show_bytes(answer.cap_bytes)}",
-        f"  kept from forward to backward: {len(best.kept)} of {answer.num_parameters} parameters,"
-        f" {show_bytes(best.kept_bytes)}; {again} gathered again{by_rule}",
+        f"  kept from forward to backward: {len(whole)} of {answer.num_parameters} parameters"
+        f"{parts}, {show_bytes(best.kept_bytes)}; {again} gathered again{by_rule}",
         "  memory against step time, of the choices solved: "
         + "; ".join(
             f"{show_bytes(choice.peak_bytes)} {show_us(ticks_to_us(choice.step_ticks))}"
-            f" ({len(choice.kept)} kept)"
+            f" ({_count_in_words(choice)})"
             for choice in answer.frontier
         ),
     )
+
+
+def _count_in_words(choice: SolvedChoice) -> str:
+    in_node = kept_in_node(choice.kept)
+    return f"{len(kept_whole(choice.kept))} kept" + (f", {len(in_node)} in node" if in_node else "")
 
 
 def more_memory_json(found: MoreMemory) -> dict[str, Any]:

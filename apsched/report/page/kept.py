@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from apsched.names import is_in_node, name_of
 from apsched.quantities import show_bytes, show_us
-from apsched.report.answer.kept_words import kept_in_words
+from apsched.report.answer.kept_words import kept_count, kept_in_words
 from apsched.report.page.table import table
 
 ANCHOR = "kept"
@@ -16,7 +17,9 @@ def kept_section(keep: Mapping[str, Any]) -> str:
     that name in ``--json``.
     """
     names, kept = keep["parameters"], keep["kept"]
-    again = sorted({*names} - {*kept})
+    whole = [entry for entry in kept if not is_in_node(entry)]
+    in_node = [name_of(entry) for entry in kept if is_in_node(entry)]
+    again = sorted({*names} - {*whole} - {*in_node})
     cards = "".join(
         f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>"
         for value, what in (
@@ -29,13 +32,19 @@ def kept_section(keep: Mapping[str, Any]) -> str:
                 show_bytes(keep["peak_memory_bytes"]),
                 f"peak memory, cap {show_bytes(keep['memory_cap_bytes'])}",
             ),
-            (f"{len(kept)} of {len(names)}", "gathered parameters kept"),
+            (f"{len(whole)} of {len(names)}", "gathered parameters kept"),
+            *([(str(len(in_node)), "resharded in their node")] if in_node else []),
             (show_bytes(keep["kept_bytes"]), "kept from forward to backward"),
         )
     )
     lists = "".join(
         f"<li>{verb}: {escape(kept_in_words(some, names))}</li>"
-        for verb, some in (("kept", kept), ("gathered again", again))
+        for verb, some in (
+            ("kept", whole),
+            ("resharded in their node", in_node),
+            ("gathered again", again),
+        )
+        if some or verb != "resharded in their node"
     )
     return f"""<section class="graph" id="{ANCHOR}" aria-labelledby="{ANCHOR}-head">
 <h2 id="{ANCHOR}-head">Kept from forward to backward</h2>
@@ -85,7 +94,7 @@ def _cells(choice: Mapping[str, Any]) -> tuple[str, ...]:
     times = (choice[key] for key in ("forward_us", "backward_us", "step_time_us"))
     peak = choice["peak_memory_bytes"]
     return (
-        str(choice["num_kept"]),
+        kept_count(choice["num_kept"], choice["num_in_node"]),
         show_bytes(choice["kept_bytes"]),
         *("" if us is None else show_us(us) for us in times),
         "" if peak is None else show_bytes(peak),
