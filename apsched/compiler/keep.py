@@ -4,6 +4,7 @@ the partitioner; and parameters resharded in their node, in the pair of graphs t
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,6 +20,7 @@ from apsched.compiler.schedule_captured import (
     in_registered_order,
     nodes_of,
     priced,
+    process_rank,
     progress_of,
 )
 from apsched.compiler.settings import Settings
@@ -33,6 +35,8 @@ from apsched.whole_step.choices import Choice
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Step
 from apsched.whole_step.search import solve_step
+
+logger = logging.getLogger(__name__)
 
 Partition = Callable[[GraphModule], tuple[GraphModule, GraphModule]]
 """Joint graph, which it may change -> forward and backward graph."""
@@ -72,9 +76,8 @@ def resharded(
     pair: tuple[GraphModule, GraphModule], names: Collection[str], settings: Settings
 ) -> tuple[GraphModule, GraphModule]:
     """Return the forward and backward graph ``pair`` with the parameters ``names`` resharded in
-    their node; all process ranks of a node call it at once.
-
-    ``InputError`` for a parameter that cannot be.
+    their node; all process ranks of a node call it at once. A parameter that cannot be resharded is
+    gathered again, with a warning.
     """
     if not names:
         return pair
@@ -83,14 +86,22 @@ def resharded(
         for name, module in zip(("forward", "backward"), pair, strict=True)
     )
     nodes = nodes_of(groups_of(backward.module.graph, settings), settings)
-    entries = [in_node(name) for name in names]
-    used = {
-        found.again.group for found in keepable(forward, backward, nodes) if found.name in names
-    }
+    wanted = [found for found in keepable(forward, backward, nodes) if found.name in names]
+    used = {found.again.group for found in wanted if found.node is not None}
+    strange = [found.name for found in wanted if found.node is None]
+    if strange and process_rank() == 0:
+        logger.warning(
+            "keep: %d parameters (%s, ...) are gathered again: they cannot be resharded in their"
+            " node. Their process group has to have several process ranks on each of several nodes"
+            " (ranks_per_node of the cluster), and their number has to divide the parameter",
+            len(strange),
+            strange[0],
+        )
     running = {
         group: replace(node, name=running_node_group(node)) if group in used else node
         for group, node in sorted(nodes.items())
     }
+    entries = [in_node(found.name) for found in wanted if found.node is not None]
     first, second = keep(forward, backward, entries, running)
     return first.module, second.module
 

@@ -35,6 +35,22 @@ def test_losses_and_gradients_are_those_of_all_gathered_again(jobs, size) -> Non
 
 
 @pytest.mark.ranks
+def test_parameters_resharded_in_their_node_are_gathered_there(jobs) -> None:
+    """Two nodes of two process ranks: losses and gradients are bit for bit the same."""
+    for report in jobs[4]:
+        found = report["two nodes"]
+        for choice in ("in node", "auto"):
+            assert found[choice]["num_unequal"] == 0, choice
+            assert found[choice]["exact"], choice
+        assert found["none"]["sizes"] == {"forward": [4], "backward": [4]}
+        assert found["in node"]["sizes"] == {"forward": [4], "backward": [2]}
+        again = found["none"]["gathers"]["backward"]
+        assert found["in node"]["gathers"]["backward"] == [n for n in again if n != "1.weight"]
+        assert 2 in found["auto"]["sizes"]["backward"]
+        assert found["auto"] == jobs[4][0]["two nodes"]["auto"]
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("size", [2, 4])
 def test_all_process_ranks_keep_the_same(jobs, size) -> None:
     first = jobs[size][0]["compiled"]
@@ -59,5 +75,7 @@ def test_keep_stands_in_place_of_resharding() -> None:
         apsched.backend(keep="auto", inductor=True)
     with pytest.raises(InputError, match="keep: expected auto, none, all or a readable file"):
         apsched.backend(keep="no such file")
+    with pytest.raises(InputError, match="expected names without @node with inductor=True"):
+        apsched.backend(keep=[".* @node"], inductor=True)
     with pytest.raises(InputError, match="keep: expected auto, none, all, a file or names"):
         apsched.backend(keep=[3])

@@ -118,6 +118,20 @@ def test_losses_stay_the_same(reports):
             assert report[case]["losses"] == report["untouched"]["losses"]
 
 
+@pytest.mark.ranks
+def test_units_resharded_in_their_node_are_gathered_in_the_order_of_the_schedule(jobs):
+    """Two nodes of two process ranks: as ``fully_shard(..., reshard_after_forward=2)`` has it."""
+    for report in jobs[4]:
+        case = report["in node"]
+        resharded = {u["name"]: u["reshard_after_forward"] for u in case["settings"]["units"]}
+        assert resharded["layers.1"] == resharded["layers.2"] == 2
+        assert resharded["layers.0"] is resharded["norm+output"] is True
+        found = [unit for unit, _ in happened(case["seen"][1], "gather")]
+        assert found == [unit for unit, _ in case["gathers"][1]]
+        assert {"layers.0", "layers.1", "layers.2"} <= set(found)
+        assert case["losses"] == report["untouched"]["losses"]
+
+
 def test_prefetch_lists_by_hand():
     """Launched at compute node 3, within b: the hook of b. At 9, where d begins: d gathers itself,
     unless one before it goes first.

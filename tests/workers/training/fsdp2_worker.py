@@ -24,6 +24,7 @@ from apsched.capture.keep import keep, keepable
 from apsched.config import SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
+from apsched.fx.node_shards import node_groups
 from apsched.graph.export.export import export_graph
 from apsched.integrations.fsdp2 import apply_fsdp2, fsdp2_plan
 from apsched.models.build import BuiltModel, build, initial_values
@@ -33,6 +34,7 @@ from apsched.models.mesh import ALONE, MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.presets import PRESETS
+from apsched.names import in_node
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Schedule, StepKind
@@ -44,6 +46,8 @@ CASES: dict[str, dict[str, Any]] = {
     "kept": {"reshard_after_forward": False},
     "some kept": {"units": ("layers.2", "norm+output")},
 }
+IN_NODE = {"units": ("layers.1", "layers.2"), "node_size": 2}
+"""A case of its own, for four process ranks."""
 
 
 def built_model(world_size: int, *, reshard_after_forward: bool = True) -> BuiltModel:
@@ -62,9 +66,9 @@ def built_model(world_size: int, *, reshard_after_forward: bool = True) -> Built
     )
 
 
-def eager_model(world_size: int) -> Llama:
+def eager_model(world_size: int, node_size: int = 0, units: tuple[str, ...] = ()) -> Llama:
     """Return the model of :func:`built_model` under ``fully_shard``: each block, norm with output,
-    the root with the embedding.
+    the root with the embedding. The blocks ``units`` are resharded to ``node_size`` process ranks.
     """
     config = PRESETS["llama3-debug"]
     with torch.device("meta"):
@@ -85,8 +89,9 @@ def eager_model(world_size: int) -> Llama:
             parameter.copy_(values(name, parameter.shape))
     for table in (child for child in model.modules() if isinstance(child, RotaryTable)):
         table.fill(torch.device("cpu"))
-    for block in model.layers:
-        fully_shard(block)
+    for k, block in enumerate(model.layers):
+        resharded = node_size and f"layers.{k}" in units
+        fully_shard(block, reshard_after_forward=node_size if resharded else None)
     fully_shard([model.norm, model.output])
     fully_shard(model)
     for unit in (child for child in model.modules() if isinstance(child, FSDPModule)):
@@ -181,21 +186,27 @@ def in_schedule(problem: Problem, schedule: Schedule, kind: str) -> list[tuple[s
 
 @cache
 def captured(
-    world_size: int, reshard_after_forward: bool, units: tuple[str, ...] = ()
+    world_size: int,
+    reshard_after_forward: bool,
+    units: tuple[str, ...] = (),
+    node_size: int = 0,
 ) -> tuple[tuple[torch.Tensor, ...], list[Problem]]:
     """Return inputs of the model, and its forward and backward graph as problems (those of process
-    rank 0), with the parameters of ``units`` kept.
+    rank 0), with the parameters of ``units`` kept, or resharded to ``node_size`` process ranks.
     """
     built = built_model(world_size, reshard_after_forward=reshard_after_forward)
     problems: list[Any] = [None, None]
     if dist.get_rank() == 0:
         capture = capture_built(built)
+        nodes = node_groups(capture.group_ranks, node_size) if node_size else {}
         names = (k.name for k in keepable(*capture.graphs))
-        kept = [name for name in names if unit_of(name) in units]
-        costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
+        chosen = [name for name in names if unit_of(name) in units]
+        kept = [in_node(name) for name in chosen] if node_size else chosen
+        ranks = {**capture.group_ranks, **{node.name: node.ranks for node in nodes.values()}}
+        costs = ClusterCostModel(load_cluster("h100"), ranks)
         problems = [
-            build_problem(export_graph(graph, costs, group_ranks=capture.group_ranks))
-            for graph in keep(*capture.graphs, kept)
+            build_problem(export_graph(graph, costs, group_ranks=ranks))
+            for graph in keep(*capture.graphs, kept, nodes)
         ]
     dist.broadcast_object_list(problems, src=0)
     return built.inputs, problems
@@ -203,10 +214,10 @@ def captured(
 
 def run_case(world_size: int, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
     chosen = dict(chosen)
-    inputs, problems = captured(
-        world_size, chosen.pop("reshard_after_forward", True), chosen.pop("units", ())
-    )
-    model = eager_model(world_size)
+    units, node_size = chosen.pop("units", ()), chosen.pop("node_size", 0)
+    again = chosen.pop("reshard_after_forward", True)
+    inputs, problems = captured(world_size, again, units, node_size)
+    model = eager_model(world_size, node_size, units)
     chosen |= {"max_compute_move": 0, "options": SolveOptions(budget=0.0)}
     results: list[Any] = [None, None]
     if dist.get_rank() == 0:
@@ -243,6 +254,8 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     report: dict[str, Any] = {
         name: run_case(world_size, name, chosen) for name, chosen in CASES.items()
     }
+    if world_size == 4:
+        report["in node"] = run_case(world_size, "in node", IN_NODE)
     model = eager_model(world_size)
     losses, seen = trained(model, captured(world_size, True)[0], watched(model))
     report["untouched"] = {"losses": losses, "seen": seen}

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import apsched
 from apsched.capture.keep import keep, keepable
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import run_step
-from tests.helpers.graphs.small_models import layers
+from tests.helpers.graphs.small_models import layers, shard
 from tests.workers.training.compiler_worker import (
     NUM_STEPS,
     QUICK,
@@ -27,6 +29,13 @@ from tests.workers.training.compiler_worker import (
 )
 from tests.workers.training.eager_worker import built_model
 
+TWO_NODES = """\
+base = "h100-tcpx"
+name = "two-nodes"
+ranks_per_node = 2
+"""
+WIDE = 64
+
 
 def gathers(results: list[apsched.Result]) -> dict[str, list[str]]:
     """Return graph -> parameters that it gathers."""
@@ -35,6 +44,20 @@ def gathers(results: list[apsched.Result]) -> dict[str, list[str]]:
             c.module
             for c in r.problem.collectives
             if r.problem.keys[c.key].kind == "all_gather" and not c.on_path
+        )
+        for r in results
+    }
+
+
+def gather_sizes(results: list[apsched.Result]) -> dict[str, list[int]]:
+    """Return graph -> numbers of process ranks on which it gathers parameters."""
+    return {
+        r.problem.name: sorted(
+            {
+                r.problem.keys[c.key].group_size
+                for c in r.problem.collectives
+                if r.problem.keys[c.key].kind == "all_gather" and not c.on_path
+            }
         )
         for r in results
     }
@@ -65,6 +88,33 @@ def compiled() -> dict[str, object]:
     return found
 
 
+def on_two_nodes(cluster: Path) -> dict[str, object]:
+    """Train layers whose parameters take several blocks of memory, resharded in their node: by the
+    user, and as solved under a memory cap.
+    """
+    found: dict[str, object] = {}
+    expected: list[torch.Tensor] = []
+    for label, choice, memory_cap in (
+        ("none", "none", "none"),
+        ("in node", [".* @node", "1.weight"], "none"),
+        ("auto", "auto", "floor+24KiB"),
+    ):
+        torch.manual_seed(0)
+        module = nn.Sequential(*(nn.Linear(WIDE, WIDE, bias=False) for _ in range(5)))
+        module = shard(module, init_device_mesh("cpu", (dist.get_world_size(),)))
+        inputs = [(torch.full((4, WIDE), dist.get_rank() + 0.5),)] * NUM_STEPS
+        settings = {**QUICK, "memory_cap": memory_cap, "cluster": cluster, "on_error": "raise"}
+        backend = apsched.backend(keep=choice, **settings)
+        record = train(module, inputs, backend)
+        expected = expected or record
+        found[label] = compare(expected, record) | {
+            "gathers": gathers(backend.results),
+            "sizes": gather_sizes(backend.results),
+            "exact": all(r.round_trip_exact for r in backend.results),
+        }
+    return found
+
+
 def interpreted(world_size: int) -> dict[str, object]:
     """Run the graphs of a preset with choices made on the graphs themselves."""
     built = built_model(world_size)
@@ -82,8 +132,11 @@ def interpreted(world_size: int) -> dict[str, object]:
     return found
 
 
-def report(world_size: int) -> dict[str, object]:
-    return {"compiled": compiled(), "graphs": interpreted(world_size)}
+def report(world_size: int, folder: Path) -> dict[str, object]:
+    cluster = folder / f"two-nodes-{dist.get_rank()}.toml"
+    cluster.write_text(TWO_NODES)
+    found = {"compiled": compiled(), "graphs": interpreted(world_size)}
+    return found | ({"two nodes": on_two_nodes(cluster)} if world_size == 4 else {})
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
@@ -93,6 +146,6 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=600)
     )
-    (folder / f"{rank}.json").write_text(json.dumps(report(world_size)))
+    (folder / f"{rank}.json").write_text(json.dumps(report(world_size, folder)))
     dist.barrier()
     dist.destroy_process_group()
