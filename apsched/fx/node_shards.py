@@ -44,9 +44,10 @@ def node_groups(
     found = {}
     for name, ranks in group_ranks.items():
         nodes = [rank // ranks_per_node for rank in ranks]
-        size = min(Counter(nodes).values(), default=0)
-        blocks = [set(nodes[k : k + size]) for k in range(0, len(nodes), size)] if size > 1 else []
-        if process_rank in ranks and len(blocks) > 1 and all(len(block) == 1 for block in blocks):
+        size, *others = sorted(set(Counter(nodes).values()))
+        blocks = [set(nodes[k : k + size]) for k in range(0, len(nodes), size)]
+        apart = not others and size > 1 and all(len(block) == 1 for block in blocks)
+        if process_rank in ranks and len(blocks) > 1 and apart:
             at = list(ranks).index(process_rank)
             first = at - at % size
             found[name] = NodeGroup(

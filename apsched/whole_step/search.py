@@ -189,13 +189,17 @@ class _Search:
             yield self._step.always.union(entries)
 
     def along_order(self) -> None:
-        """Solve prefixes of the order in which keeping pays, the rest gathered again; then prefixes
-        kept and the rest resharded in its node, and prefixes resharded and the rest gathered again.
+        """Solve prefixes of the order in which keeping pays. The rest is gathered again, or resharded
+        in the node if all fit so and gain. If they do not fit, prefixes are resharded, too.
         """
         in_node = {p.name: in_node_entry(p.name) for p in self._step.undecided if p.node_bytes}
-        self._prefixes(lambda name: name, lambda name: "")
-        if in_node:
+        entries = self._step.always.union(in_node.values())
+        again, resharded = self._ticks_of(self._step.always), self._ticks_of(entries)
+        if in_node and resharded < again:
             self._prefixes(lambda name: name, lambda name: in_node.get(name, ""))
+            return
+        self._prefixes(lambda name: name, lambda name: "")
+        if in_node and resharded == _NEVER:
             self._prefixes(lambda name: in_node.get(name, ""), lambda name: "")
 
     def _prefixes(self, first: Callable[[str], str], rest: Callable[[str], str]) -> None:
