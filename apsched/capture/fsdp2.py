@@ -47,7 +47,7 @@ def capture_fsdp2(model: nn.Module, inputs: tuple[Any, ...]) -> Capture:
         with quiet_fake_tensors():
             name = type(copy).__name__
             capture = capture_module(copy, given, source=name, kept_parameters=kept)
-        return _resharded(capture, model)
+        return resharded(capture, model)
     except ApschedError:
         raise
     except Exception as error:
@@ -59,9 +59,10 @@ def capture_fsdp2(model: nn.Module, inputs: tuple[Any, ...]) -> Capture:
         ) from error
 
 
-def _resharded(capture: Capture, model: nn.Module) -> Capture:
-    """Return ``capture`` with the parameters resharded that ``fully_shard`` reshards to fewer
-    process ranks than they are sharded on (``reshard_after_forward=8``).
+def resharded(capture: Capture, model: nn.Module) -> Capture:
+    """Return ``capture``, of ``model``, with those parameters resharded in their node that
+    ``fully_shard`` reshards to fewer process ranks than they are sharded on
+    (``reshard_after_forward=8``).
     """
     policies = _policies(model)[0]
     wanted = {

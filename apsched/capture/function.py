@@ -17,7 +17,7 @@ import torch
 
 from apsched.capture.captured import Capture
 from apsched.capture.fake_world import world
-from apsched.capture.fsdp2 import fake_step, has_units
+from apsched.capture.fsdp2 import fake_step, has_units, resharded
 from apsched.capture.micro_batches import MicroBatchChoice
 from apsched.errors import ApschedError, InputError
 from apsched.fx.collectives import is_collective
@@ -92,6 +92,7 @@ def capture_own(
     """
     warnings = () if mesh is None else _sharded_over(module, inputs, source, mesh)
     kept: tuple[str, ...] = ()
+    as_given = module
     if has_units(module):
         module, inputs, kept = fake_step(module, inputs)
     checkpointing, blocks = Checkpointing.parse(activation_checkpoint), blocks_of(module)
@@ -112,6 +113,7 @@ def capture_own(
                 kept_parameters=kept,
                 passes=passes,
             )
+            capture = resharded(capture, as_given)
     except ApschedError:
         raise
     except Exception as error:

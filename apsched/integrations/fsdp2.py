@@ -323,27 +323,18 @@ def _refuse_kept_in_part(forward: Problem, backward: Problem, units: Sequence[Un
 
 def _resharded_units(forward: Problem, backward: Problem, units: Sequence[Unit]) -> dict[str, int]:
     """Return unit -> number of process ranks that it is resharded to: backward gathers it on
-    another group than forward. ``InputError`` for a unit that backward gathers on several.
+    another group than forward.
     """
     first, again = (
         {c.module: graph.keys[c.key] for c in movable(graph, CollectiveKind.ALL_GATHER)}
         for graph in (forward, backward)
     )
-    found = {}
-    for unit in units:
-        both = [name for name in unit.parameters if name in first and name in again]
-        other = [name for name in both if again[name].group != first[name].group]
-        if other and len({again[name].group for name in both}) > 1:
-            same = next((name for name in both if name not in other), other[-1])
-            raise InputError(
-                f"backward: FSDP2 gathers a unit on one process group, and of {unit.name} the"
-                f" schedule gathers {other[0]} on {again[other[0]].group} and {same} on"
-                f" {again[same].group}; reshard all parameters of the unit in their node or none"
-                " (--keep with a file that says which)"
-            )
-        if other:
-            found[unit.name] = again[other[0]].group_size
-    return found
+    return {
+        unit.name: again[name].group_size
+        for unit in units
+        for name in unit.parameters
+        if name in first and name in again and again[name].group != first[name].group
+    }
 
 
 def _named(units: Sequence[Unit], name: str) -> Unit:

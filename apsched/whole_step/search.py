@@ -189,8 +189,8 @@ class _Search:
             yield self._step.always.union(entries)
 
     def along_order(self) -> None:
-        """Solve prefixes of the order in which keeping pays. The rest is gathered again, or resharded
-        in the node if all fit so and gain. If they do not fit, prefixes are resharded, too.
+        """Solve prefixes of the order in which keeping pays. The rest is gathered again, or
+        resharded in the node if all fit so and gain. If not, prefixes are resharded, too.
         """
         in_node = {p.name: in_node_entry(p.name) for p in self._step.undecided if p.node_bytes}
         entries = self._step.always.union(in_node.values())

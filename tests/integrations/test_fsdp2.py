@@ -19,6 +19,7 @@ from apsched.config import SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
+from apsched.fx.node_shards import node_groups
 from apsched.graph.export.export import export_graph
 from apsched.graph.graph_file import save_graph
 from apsched.integrations.fsdp2 import apply_fsdp2, fsdp2_plan
@@ -27,6 +28,7 @@ from apsched.models.layers import FeedForward
 from apsched.models.mesh import MeshSpec, build_meshes
 from apsched.models.options import ModelOptions
 from apsched.models.sharding import shard_parameters
+from apsched.names import in_node
 from apsched.pipeline.result import Result
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
@@ -217,6 +219,42 @@ def test_a_unit_that_is_kept_in_part_is_refused(model):
     results = [solved(problem, plan=fsdp2_plan(model, problem)) for problem in problems]
     with pytest.raises(InputError, match=r"of layers.1 the schedule gathers .* and keeps others"):
         apply_fsdp2(model, results)
+
+
+def in_nodes(entries: tuple[str, ...]) -> list[Problem]:
+    """Capture the model on four process ranks, two on a node, with parameters resharded there."""
+    module, options = Net(), ModelOptions(param_dtype=torch.float32)
+    module, meshes = module.to("meta"), build_meshes(MeshSpec(fsdp=4), "cpu")
+    with FakeTensorMode():
+        shard_parameters(module, meshes, options, device=torch.device("cpu"), values=None)
+        capture = capture_module(module, (torch.empty(4, 8),), source="net")
+    nodes = node_groups(capture.group_ranks, 2)
+    costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
+    return [
+        build_problem(export_graph(graph, costs, group_ranks=capture.group_ranks))
+        for graph in keep(*capture.graphs, entries, nodes)
+    ]
+
+
+def test_a_number_of_process_ranks_that_fully_shard_does_not_have_is_refused():
+    every = tuple(in_node(f"layers.1.w{k}.weight") for k in (1, 2, 3))
+    with world(4):
+        problems = in_nodes(every)
+        unset, fitting = (Net() for _ in range(2))
+        for model, number in ((unset, None), (fitting, 2)):
+            fully_shard(model.layers[0])
+            fully_shard(model.layers[1], reshard_after_forward=number)
+            fully_shard(model)
+        results = [solved(problem, plan=fsdp2_plan(unset, problem)) for problem in problems]
+        with pytest.raises(
+            InputError, match=r"call fully_shard\(.*reshard_after_forward=2\) on it"
+        ):
+            apply_fsdp2(unset, results)
+        settings = apply_fsdp2(fitting, results)
+        assert [unit.reshard_after_forward for unit in settings.units] == [True, True, 2]
+        part = [solved(p, plan=fsdp2_plan(unset, p)) for p in in_nodes(every[:1])]
+        with pytest.raises(InputError, match=r"the unit layers.1 has layers.1.w1.weight, too"):
+            apply_fsdp2(fitting, part)
 
 
 def test_schedules_of_something_else_are_refused(model):

@@ -10,7 +10,7 @@ import torch
 from apsched.capture.captured import Capture
 from apsched.capture.function import capture_function
 from apsched.errors import InputError
-from apsched.fx.collectives import collective_kind, is_collective
+from apsched.fx.collectives import collective_kind, group_name, is_collective
 from apsched.kinds import CollectiveKind
 from apsched.models.mesh import MeshSpec
 
@@ -93,6 +93,24 @@ def units():
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     fully_shard(model[0], mesh=mesh, mp_policy=half, reshard_after_forward=False)
     fully_shard(model[2], mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh)
+    return model, (torch.randn(3, 8),)
+
+
+def units_in_nodes():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 8))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(model[0], mesh=mesh, reshard_after_forward=True)
+    fully_shard(model[2], mesh=mesh, reshard_after_forward=2)
+    fully_shard(model, mesh=mesh)
+    return model, (torch.randn(3, 8),)
+
+
+def two_numbers():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(model[0], mesh=mesh, reshard_after_forward=2)
+    fully_shard(model[1], mesh=mesh, reshard_after_forward=4)
     fully_shard(model, mesh=mesh)
     return model, (torch.randn(3, 8),)
 
@@ -189,6 +207,19 @@ def test_units_of_fully_shard_gather_and_reduce_as_they_say():
         if is_collective(node)
     }
     assert (types["0.weight"], types["2.weight"]) == (torch.bfloat16, torch.float32)
+
+
+def test_units_that_are_resharded_to_fewer_process_ranks_are_gathered_there() -> None:
+    capture = captured("units_in_nodes", "fsdp=4")
+    graph = capture.graphs[1].module.graph
+    gathers = {
+        node.meta["custom"]["apsched_parameter"]: len(capture.group_ranks[group_name(node)])
+        for node in graph.nodes
+        if collective_kind(node) == KINDS.ALL_GATHER
+    }
+    assert gathers == {"2.weight": 2}, "no gradient needs the first weight, the root is kept"
+    with pytest.raises(InputError, match="reshard_after_forward with one number of process ranks"):
+        captured("two_numbers", "fsdp=8")
 
 
 def test_no_collective_on_several_process_ranks_is_a_warning(run):

@@ -50,6 +50,7 @@ def _fsdp_policies() -> None:
         expect(
             (first.kept, second.kept) == (True, False), "the parameters that stay until backward"
         )
+        expect(first.node_group is None, "no parameter is resharded to fewer process ranks")
         expect(first.shard_group.size() == 2 and first.replicate_group is None, "the groups")
         expect(casts[id(model[0])].inputs == torch.bfloat16, "inputs are cast")
         hooks = [*model[0]._forward_pre_hooks.values(), *model[0]._forward_hooks.values()]
@@ -57,6 +58,18 @@ def _fsdp_policies() -> None:
             len(hooks) == 2 and all(h.__module__.startswith(fsdp.HOOKS_OF_FSDP) for h in hooks),
             "its hooks are identified by their module",
         )
+
+
+@contract("resharded_to")
+def _resharded_to() -> None:
+    with group(4, fake=True):
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+        for module, after in zip(model, (2, False, True, 4), strict=True):
+            fully_shard(module, reshard_after_forward=after)
+        found = [fsdp.resharded_to(module) for module in model]
+        expect(found == [2, False, True, True], "the number of process ranks, kept, or all")
+        of = fsdp.fsdp_policies(model)[0][id(model[0]), "weight"]
+        expect(of.node_group.size() == 2 and not of.kept, "the group that shares a parameter")
 
 
 @contract("runs_in_ddp")
