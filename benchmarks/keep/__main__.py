@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from apsched.atomic_files import write_atomic
+from apsched.report.answer.kept_words import kept_count
 from benchmarks.keep.cases import GRID, SMOKE, Row, measured
 
 _HEAD = (
@@ -71,7 +72,7 @@ def _line(row: Row) -> str:
         row.case,
         row.cap,
         row.choice,
-        str(row.num_kept),
+        kept_count(row.num_kept, row.num_in_node),
         f"{row.kept_gib:.2f}",
         figure(row.forward_ms, ",.3f"),
         figure(row.backward_ms, ",.3f"),

@@ -12,7 +12,7 @@ from apsched.pipeline.sources import SourceRequest
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.units import ticks_to_us
-from apsched.whole_step.choices import NONE, Choice
+from apsched.whole_step.choices import NONE, Choice, kept_in_node, kept_whole
 from apsched.whole_step.pair import SolvedChoice, Step
 from apsched.whole_step.search import StepAnswer, solve_step
 
@@ -47,6 +47,7 @@ GRID = (
     Case(model="llama3-8b", mesh="fsdp=64", seq_len=2048, cluster="a100-efa"),
     Case(model="deepseek-v3-16b", mesh="fsdp=64,ep=8", seq_len=2048, cluster="h100"),
     Case(model="llama3-70b", mesh="fsdp=256", seq_len=2048, cluster="h100"),
+    Case(model="llama3-70b", mesh="fsdp=256", seq_len=2048, cluster="a100-efa", room=(0.1,)),
 )
 SMOKE = (
     Case(
@@ -69,6 +70,8 @@ class Row:
     cap: str
     choice: str
     num_kept: int
+    num_in_node: int
+    """Resharded in their node."""
     kept_gib: float
     forward_ms: float | None
     backward_ms: float | None
@@ -133,7 +136,8 @@ def _row(
         case=str(case),
         cap=cap,
         choice=name,
-        num_kept=len(choice.kept),
+        num_kept=len(kept_whole(choice.kept)),
+        num_in_node=len(kept_in_node(choice.kept)),
         kept_gib=round(choice.kept_bytes / GIB, 2),
         forward_ms=forward,
         backward_ms=backward,

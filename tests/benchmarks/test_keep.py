@@ -16,6 +16,7 @@ ROW = Row(
     cap="device",
     choice="all",
     num_kept=3,
+    num_in_node=0,
     kept_gib=1.0,
     forward_ms=1.0,
     backward_ms=2.0,
