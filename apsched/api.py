@@ -31,6 +31,7 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, cluster_names, load_cluster
 from apsched.costs.model import CostModel
 from apsched.errors import InputError
+from apsched.fx.node_shards import node_groups
 from apsched.graph.export.export import export_graph
 from apsched.graph.graph_file import load_graph
 from apsched.models.mesh import MeshSpec
@@ -340,7 +341,8 @@ def solve_step(
     ----------
     keep
         ``"auto"``, ``"none"``, ``"all"``, names of parameters (or regular expressions), or a file
-        of such.
+        of such. ``NAME @node``: each process rank keeps one part, and gathers the others of its
+        node in backward.
     memory_cap
         Bytes of each graph, or a text as for ``--memory-cap``. By default the memory of the
         cluster's device, less the bytes that it holds beside the graphs with ``optimizer`` and
@@ -416,6 +418,7 @@ def _priced(found: Capture, name: str) -> tuple[LoadedGraph, ...]:
             cluster=cluster.name,
             group_ranks=ranks,
             device_memory_bytes=cluster.device.memory_bytes,
+            nodes=node_groups(ranks, cluster.ranks_per_node),
             progress=Progress(quiet=True),
         )
         for graph in found.graphs

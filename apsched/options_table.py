@@ -418,7 +418,8 @@ OPTIONS: tuple[Option, ...] = (
         help=(
             "parameters kept from forward to backward, not gathered again: none, all, auto (the"
             " fastest choice that fits, forward and backward together) or a file with a name or"
-            " regular expression a line (default: none)"
+            " regular expression a line, with @node behind it to reshard the parameter in its node"
+            " (default: none)"
         ),
     ),
     Option(

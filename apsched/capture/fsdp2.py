@@ -63,6 +63,9 @@ def resharded(capture: Capture, model: nn.Module) -> Capture:
     """Return ``capture``, of ``model``, with those parameters resharded in their node that
     ``fully_shard`` reshards to fewer process ranks than they are sharded on
     (``reshard_after_forward=8``).
+
+    Each such unit has a process group of its own; the graphs name the first of them, since FSDP2
+    runs all gathers on one stream.
     """
     policies = _policies(model)[0]
     wanted = {
@@ -73,8 +76,11 @@ def resharded(capture: Capture, model: nn.Module) -> Capture:
     }
     if not wanted or len(capture.graphs) != 2:
         return capture
-    nodes = {of.shard_group.group_name: _node_group(of.node_group) for of in wanted.values()}
-    if any(nodes[o.shard_group.group_name] != _node_group(o.node_group) for o in wanted.values()):
+    nodes: dict[str, NodeGroup] = {}
+    for of in wanted.values():
+        nodes.setdefault(of.shard_group.group_name, _node_group(of.node_group))
+    pairs = ((nodes[o.shard_group.group_name], _node_group(o.node_group)) for o in wanted.values())
+    if any(first.ranks != other.ranks for first, other in pairs):
         raise InputError(
             "expected reshard_after_forward with one number of process ranks, found several; give"
             " fully_shard the same number everywhere"

@@ -275,9 +275,11 @@ def _keep_in(
     if setting.keep.mode != AUTO:
         pair = pair_of(source.graphs, "--keep")
         parameters = parameters_of(pair)
-        kept = setting.keep.chosen([p.name for p in parameters])
-        chosen = [p for p in parameters if p.name in kept]
-        sizes = sum(p.size_bytes for p in chosen), sum(p.beside_bytes for p in chosen)
+        kept = setting.keep.chosen([entry for p in parameters for entry in p.entries])
+        sizes = (
+            sum(p.entries.get(entry, 0) for p in parameters for entry in kept),
+            sum(p.beside_bytes for p in parameters if kept & p.entries.keys()),
+        )
         rows = _kept_stored(source, with_kept(pair, kept), kept, sizes, store)
         store.add_capture(_kept_id(setting, again, None), tuple(row.graph_id for row in rows))
         return
@@ -315,7 +317,10 @@ def _kept_stored(
 def _kept_id(setting: Setting, again: Sequence[GraphRow], cap: str | None) -> str:
     """Return a name for all inputs of the choice of kept parameters."""
     described = setting.described()
-    identity = described if setting.keep.mode == AUTO else {"keep": described["keep"]}
+    choices = {"choices": ["again", "kept", "in node"]}  # a store may have older answers
+    identity = (
+        {**described, **choices} if setting.keep.mode == AUTO else {"keep": described["keep"]}
+    )
     ids = [row.graph_id for row in again]
     return digest({"graphs": ids, "memory_cap": cap, "version": __version__, "asked": identity})
 

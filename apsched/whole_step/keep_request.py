@@ -77,6 +77,12 @@ def kept_in_joint_graph(
             f" with --direction both first, then state its {KEPT_FILE}: --direction joint --keep"
             f" {KEPT_FILE}"
         )
+    if shared := next(filter(is_in_node, keep.entries), None):
+        raise InputError(
+            f"--keep: expected parameters that are kept whole with --direction joint, found"
+            f" {shared!r}: its gather in the node would depend on compute, and share no launch;"
+            " choose --direction both, or drop that entry"
+        )
     return KeepRequest(), keep.chosen
 
 

@@ -50,6 +50,18 @@ def test_replicas_are_tuned_too(replicas, case):
 
 
 @pytest.mark.ranks
+def test_units_resharded_to_fewer_process_ranks_are_gathered_there(replicas):
+    """Four process ranks, ``reshard_after_forward=2``; 33 rows, so that shards have padding."""
+    for report in replicas:
+        case = report["in nodes"]
+        assert case["tuned"] == case["as it was"] == case["gathered again"]
+        assert len({*case["tuned"]}) == 4
+        assert case["resharded"] == [False, True, 2, 2, 2]
+        sizes = dict(case["gathers"])
+        assert [sizes[f"layers.{k}"] for k in range(4)] == [4, 2, 2, 2]
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("case", ["float32", "mixed"])
 def test_a_tuned_model_computes_what_it_did(job, case):
     settings = [report[case]["settings"] for report in job]

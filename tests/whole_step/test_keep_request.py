@@ -29,6 +29,23 @@ def test_a_file_has_names_expressions_and_comments(tmp_path: Path) -> None:
     assert keep_request(str(file)).chosen(NAMES) == {"layers.0.b", "norm.w"}
 
 
+def test_entries_with_node_are_about_parameters_that_can_be_resharded(tmp_path: Path) -> None:
+    entries = [*NAMES, *(f"{name} @node" for name in NAMES[:3])]
+    assert keep_request("all").chosen(entries) == Choice(NAMES)
+    assert keep_request([r"layers\.0\..* @node"]).chosen(entries) == {
+        "layers.0.w @node",
+        "layers.0.b @node",
+    }
+    assert keep_request([".*"]).chosen(entries) == Choice(NAMES)
+    both = keep_request([".* @node", "layers.0.b", "norm.w"])
+    assert both.chosen(entries) == {"layers.0.w @node", "layers.1.w @node", "layers.0.b", "norm.w"}
+    file = tmp_path / "kept.txt"
+    file.write_bytes(kept_file(both.chosen(entries)))
+    assert keep_request(file).chosen(entries) == both.chosen(entries)
+    with pytest.raises(InputError, match=r"over several nodes .* found none that 'norm.w @node'"):
+        keep_request(["norm.w @node"]).chosen(entries)
+
+
 def test_a_name_fits_itself_before_it_is_an_expression() -> None:
     assert keep_request(["a.b"]).chosen(["axb", "a.b"]) == {"a.b"}
 
@@ -61,6 +78,33 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 SOLVE = ["llama3-debug", "--mesh", "fsdp=4", "--seq", "32", "--layers", "1", "--budget", "0"]
+
+
+@pytest.mark.slow
+def test_solve_reshards_in_the_node_and_apply_replays_it(tmp_path: Path, capsys) -> None:
+    """Two nodes of eight; the memory cap has no room for all kept."""
+    sizes = ["llama3-debug", "--mesh", "fsdp=16", "--seq", "32", "--layers", "2"]
+    source = [*sizes, "--cluster", "h100-tcpx"]
+    folder = tmp_path / "in node"
+    solve = ["solve", *source, "--budget", "0", "--memory-cap", "floor+320KiB", "--keep", "auto"]
+    assert main([*solve, "-o", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "resharded in their node" in printed
+    report = json.loads((folder / "result.json").read_text())["keep"]
+    names = (folder / "kept.txt").read_text().splitlines()
+    assert report["kept"] == names
+    assert report["num_in_node"] == sum(name.endswith(" @node") for name in names) > 0
+    assert report["step_time_us"] < report["baselines"]["none"]["step_time_us"]
+    assert "_in_node_gather" in (folder / "backward.py").read_text()
+    schedules = [str(folder / f"{name}.schedule.json") for name in ("forward", "backward")]
+    again = ["apply", *source, *schedules, "-o", str(tmp_path / "applied")]
+    assert main([*again, "--keep", str(folder / "kept.txt")]) == 0
+    assert capsys.readouterr().out.count("round trip exact") == 2
+    joint = ["solve", *source, "--direction", "joint", "--keep", str(folder / "kept.txt")]
+    assert main(joint) == 2
+    assert "expected parameters that are kept whole with --direction joint" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow

@@ -23,7 +23,9 @@ class StepResult:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Sorted names of the parameters that are kept from forward to backward."""
+        """Sorted names of the parameters that are kept from forward to backward; with ``@node``
+        behind it a parameter that is resharded in its node.
+        """
         return tuple(sorted(self.answer.best.kept))
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apsched.names import direction_named
+from apsched.names import direction_named, is_in_node
 from apsched.quantities import show_bytes, show_us
 from apsched.study.report.across import Line
 from apsched.study.store import Point
@@ -24,7 +24,7 @@ class StepPoint:
     peak_memory_bytes: int | None
     kept_bytes: int
     kept: tuple[str, ...]
-    """Names of the parameters kept."""
+    """Names of the parameters kept; with ``@node`` those resharded in their node."""
 
 
 def steps_of(lines: Sequence[Line]) -> tuple[StepPoint, ...]:
@@ -80,10 +80,13 @@ def step_text(step: StepPoint) -> str:
     head = f"step{labels}, memory cap {cap}: "
     if step.step_time_us is None:
         return f"{head}none fits"
+    in_node = sum(map(is_in_node, step.kept))
+    whole = len(step.kept) - in_node
     return (
         f"{head}{show_us(step.step_time_us)}, peak {show_bytes(step.peak_memory_bytes)};"
-        f" {show_bytes(step.kept_bytes)} kept from forward to backward ({len(step.kept)}"
-        f" parameter{'s' if len(step.kept) != 1 else ''})"
+        f" {show_bytes(step.kept_bytes)} kept from forward to backward ({whole}"
+        f" parameter{'s' if whole != 1 else ''}"
+        f"{f', {in_node} resharded in their node' if in_node else ''})"
     )
 
 

@@ -43,6 +43,36 @@ def sharded(**policy: torch.dtype) -> nn.Module:
     return model
 
 
+def in_nodes(number: int | bool) -> nn.Module:
+    """Return a model over four process ranks whose inner layers are resharded to ``number``."""
+    torch.manual_seed(0)
+    model = Residual(33)
+    first, *others = model.layers
+    fully_shard(first)
+    for layer in others:
+        fully_shard(layer, reshard_after_forward=number)
+    return fully_shard(model)
+
+
+def tuned_in_nodes(rank: int) -> dict[str, object]:
+    model, x = in_nodes(2), tokens(rank)
+    found = apsched.tune_fsdp2(model, x, **QUICK)
+    problem = found.results[1].problem
+    return {
+        "resharded": [unit.reshard_after_forward for unit in found.settings.units],
+        "gathers": sorted(
+            {
+                (c.module.rsplit(".", 2)[0], problem.keys[c.key].group_size)
+                for c in problem.collectives
+                if problem.keys[c.key].kind == "all_gather"
+            }
+        ),
+        "tuned": trained(model, x),
+        "as it was": trained(in_nodes(2), x),
+        "gathered again": trained(in_nodes(True), x),
+    }
+
+
 def tokens(rank: int) -> torch.Tensor:
     return torch.randint(0, 11, (4, 8), generator=torch.Generator().manual_seed(rank))
 
@@ -123,6 +153,8 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     report = {"float32": fsdp2(rank), "mixed": fsdp2(rank, **mixed)}
     if world_size == 2:
         report |= {"fallback": falls_back(rank), "ddp": ddp(rank)}
+    else:
+        report |= {"in nodes": tuned_in_nodes(rank)}
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
