@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from apsched.compiler.code_cache import with_agreed_code
+from apsched.compiler.inductor_partition import KeepPartition
 from apsched.compiler.inductor_pass import InductorPass, ParameterPass
 from apsched.compiler.inductor_settings import OFF, switched_on
-from apsched.compiler.keep import chosen_parameters, resharded
+from apsched.compiler.keep import Pair, chosen_parameters, resharded
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.schedule_captured import RESULT
 from apsched.compiler.schedule_graph import kept_as_it_was, prepare_joint, schedule_graph
@@ -24,7 +25,6 @@ from apsched.fx.chains import mark_chains
 from apsched.fx.passes.lists import joint_passes
 from apsched.fx.passes.roles import classify
 from apsched.fx.passes.run_passes import PassList, run_passes
-from apsched.names import is_in_node
 from apsched.pipeline.result import Result
 from apsched.problem.plan.apply import check_chooses_kept
 from apsched.problem.plan.plan_file import as_plan
@@ -39,7 +39,7 @@ from apsched.torch_compat.compilers import (
     name_parameters,
 )
 from apsched.whole_step.choices import Choice, kept_in_node, kept_whole
-from apsched.whole_step.keep_request import AUTO, KeepRequest, keep_request, plan_for
+from apsched.whole_step.keep_request import KeepRequest, keep_request, plan_for
 
 logger = logging.getLogger(__name__)
 
@@ -108,13 +108,17 @@ class Backend:
                 names,
                 self.reshard_after_forward if self.keep is None else True,
                 self.settings,
-                self.keep,
             ),
             "post_grad_custom_post_pass": InductorPass(self.settings, names, self.results),
         }
-        return {name: OFF[name] for name in switched_on()} | {
+        patches = {name: OFF[name] for name in switched_on()} | {
             name: [*custom_passes(inductor_setting(name)), own] for name, own in hooks.items()
         }
+        if self.keep is None:
+            return patches
+        name = "custom_partitioner_fn"
+        before = inductor_setting(name)
+        return patches | {name: KeepPartition(self.keep, names, self.settings, before)}
 
     def _partition(
         self,
@@ -122,19 +126,22 @@ class Backend:
         joint: torch.fx.GraphModule,
         joint_inputs: Any,
         **options: Any,
-    ) -> Any:
+    ) -> Pair:
         again = self.reshard_after_forward
 
-        def partition(module: torch.fx.GraphModule) -> Any:
+        def partition(module: torch.fx.GraphModule) -> Pair:
             return default_partition(module, joint_inputs, **options)
 
-        def prepare(agreement: GraphAgreement | None) -> Any:
+        def gathered_again() -> Pair:
+            return partition(run_passes(joint, joint_passes()).module)
+
+        def prepare(agreement: GraphAgreement | None) -> Pair:
             name_parameters(joint.graph, names)
             passes: PassList = (classify(),)
             chosen = Choice()
             if self.keep is not None:
                 chosen = chosen_parameters(
-                    self.keep, joint, partition, self.settings, names, agreement
+                    self.keep, joint, gathered_again, self.settings, names, agreement
                 )
                 passes = joint_passes(kept=kept_whole(chosen))
             elif again is not None:
@@ -200,17 +207,6 @@ def backend(
             f" {reshard_after_forward!r}; leave one out"
         )
     keep_stated = None if keep is None else keep_request(keep, "keep")
-    if inductor and keep_stated is not None and keep_stated.mode == AUTO:
-        raise InputError(
-            "keep: expected none, all, a file or names with inductor=True, found 'auto'; solve the"
-            " step before (`apsched solve --keep auto`), and hand in its kept.txt"
-        )
-    if inductor and keep_stated is not None and any(map(is_in_node, keep_stated.entries)):
-        raise InputError(
-            "keep: expected names without @node with inductor=True, whose partitioner reshards no"
-            " parameter in its node; found"
-            f" {next(filter(is_in_node, keep_stated.entries))!r}: drop that entry, or inductor=True"
-        )
     chosen = Settings.of(settings)
     chosen.check_traced_by_dynamo()
     if keep_stated is not None:

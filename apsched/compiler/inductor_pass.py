@@ -17,11 +17,10 @@ from apsched.compiler.schedule_captured import RESULT
 from apsched.compiler.schedule_graph import prepare_joint, schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.fx.chains import set_chains
-from apsched.fx.passes.parameters import gather_nodes, is_backward, mark_parameters
+from apsched.fx.passes.parameters import is_backward, mark_parameters
 from apsched.pipeline.result import Result
 from apsched.problem.plan.rules import digest
 from apsched.torch_compat.compilers import name_parameters, replace_graph
-from apsched.whole_step.keep_request import KeepRequest
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +77,6 @@ class ParameterPass(CustomGraphPass):
     names: Mapping[int, str]
     reshard_after_forward: bool | None
     settings: Settings
-    keep: KeepRequest | None = None
-    """Parameters that are kept nevertheless; ``None``: none."""
 
     def __call__(self, graph: Graph) -> None:
         """Tag the nodes of a joint graph in place, or none of them; nothing on others."""
@@ -91,9 +88,7 @@ class ParameterPass(CustomGraphPass):
         def tag(_: GraphAgreement | None) -> GraphModule:
             name_parameters(graph, self.names)
             if again is not None and any(is_backward(node) for node in graph.nodes):
-                parameters = sorted(set(gather_nodes(graph).values()))
-                kept = self.keep.fitting(parameters) if self.keep is not None else ()
-                mark_parameters(graph, reshard_after_forward=again, kept=kept)
+                mark_parameters(graph, reshard_after_forward=again)
             set_chains(graph)
             return tagged
 
@@ -103,8 +98,7 @@ class ParameterPass(CustomGraphPass):
 
     def uuid(self) -> str:
         """Return a digest of the settings of the pass."""
-        kept = () if self.keep is None else (self.keep,)
-        how = ("parameters", self.reshard_after_forward, *kept, *sorted(self.names.items()))
+        how = ("parameters", self.reshard_after_forward, *sorted(self.names.items()))
         return digest(map(repr, how))
 
 

@@ -25,9 +25,7 @@ from apsched.compiler.schedule_captured import (
 )
 from apsched.compiler.settings import Settings
 from apsched.fx.collectives import is_collective
-from apsched.fx.passes.lists import joint_passes
 from apsched.fx.passes.parameters import gather_nodes
-from apsched.fx.passes.run_passes import run_passes
 from apsched.names import in_node
 from apsched.pipeline.load import LoadedGraph
 from apsched.torch_compat.compilers import name_parameters
@@ -38,22 +36,22 @@ from apsched.whole_step.search import solve_step
 
 logger = logging.getLogger(__name__)
 
-Partition = Callable[[GraphModule], tuple[GraphModule, GraphModule]]
-"""Joint graph, which it may change -> forward and backward graph."""
+Pair = tuple[GraphModule, GraphModule]
+"""Forward and backward graph."""
 
 
 def chosen_parameters(
     request: KeepRequest,
     joint: GraphModule,
-    partition: Partition,
+    again: Callable[[], Pair],
     settings: Settings,
     names: Mapping[int, str],
     agreement: GraphAgreement | None,
 ) -> Choice:
     """Return the choice of ``request`` for the parameters of ``joint``, which are named already.
 
-    For ``auto`` the graphs are solved as one step with every parameter gathered again. With
-    ``agreement`` one process rank does so for all that gather the same parameters.
+    For ``auto`` the pair ``again``, with every parameter gathered again, is solved as one step.
+    With ``agreement`` one process rank does so for all that gather the same parameters.
     """
     parameters = sorted(set(gather_nodes(joint.graph).values()))
     if request.mode != AUTO:
@@ -62,8 +60,7 @@ def chosen_parameters(
         return Choice()
 
     def solved() -> bytes:
-        pair = partition(run_passes(joint, joint_passes()).module)
-        return json.dumps(sorted(_solved(pair, settings, names, agreement))).encode()
+        return json.dumps(sorted(_solved(again(), settings, names, agreement))).encode()
 
     if agreement is None:
         return Choice(json.loads(solved()))
@@ -72,9 +69,7 @@ def chosen_parameters(
     return Choice(json.loads(answer))
 
 
-def resharded(
-    pair: tuple[GraphModule, GraphModule], names: Collection[str], settings: Settings
-) -> tuple[GraphModule, GraphModule]:
+def resharded(pair: Pair, names: Collection[str], settings: Settings) -> Pair:
     """Return the forward and backward graph ``pair`` with the parameters ``names`` resharded in
     their node; all process ranks of a node call it at once. A parameter that cannot be resharded is
     gathered again, with a warning.
@@ -107,7 +102,7 @@ def resharded(
 
 
 def _solved(
-    pair: tuple[GraphModule, GraphModule],
+    pair: Pair,
     settings: Settings,
     names: Mapping[int, str],
     agreement: GraphAgreement | None,

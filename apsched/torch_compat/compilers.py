@@ -45,6 +45,15 @@ def default_partition(joint: Any, joint_inputs: Any, **options: Any) -> tuple[An
     return partition(joint, joint_inputs, **options)
 
 
+def inductor_partition(joint: Any, joint_inputs: Any, **options: Any) -> tuple[Any, Any]:
+    """Return forward and backward graph as Inductor makes them (torch/_inductor/compile_fx.py,
+    partition_fn).
+    """
+    from torch._functorch.partitioners import min_cut_rematerialization_partition as partition
+
+    return partition(joint, joint_inputs, **options)
+
+
 def boxed(gm: Any) -> Callable[[list[Any]], Any]:
     """Return a callable that runs ``gm`` node by node and frees its inputs at their last use
     (torch/fx/graph.py, _BoxedCodeGen).

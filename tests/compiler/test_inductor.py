@@ -103,7 +103,7 @@ def test_the_code_has_the_order_of_the_schedule(mesh, scheduled, codes, preset, 
 
 @pytest.mark.slow
 def test_backward_gathers_what_is_not_kept(mesh, codes, tmp_path):
-    """The parameters that are kept: none, all, those of a file, and by name."""
+    """The parameters that are kept: none, all, those of a file, by name, and as solved."""
     chosen = tmp_path / "kept.txt"
     chosen.write_text("2.weight\n")
     gathered = {}
@@ -112,6 +112,7 @@ def test_backward_gathers_what_is_not_kept(mesh, codes, tmp_path):
         "all": "all",
         "file": chosen,
         "names": ["2.weight"],
+        "auto": "auto",
     }.items():
         torch._dynamo.reset()
         codes.clear()
@@ -129,7 +130,7 @@ def test_backward_gathers_what_is_not_kept(mesh, codes, tmp_path):
         assert backward.round_trip_exact
         gathered[label] = set(gathers)
     assert "2.weight" in gathered["none"]
-    assert gathered["all"] == set()
+    assert gathered["all"] == gathered["auto"] == set()
     assert gathered["file"] == gathered["names"] == gathered["none"] - {"2.weight"}
 
 

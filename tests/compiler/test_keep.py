@@ -35,10 +35,11 @@ def test_losses_and_gradients_are_those_of_all_gathered_again(jobs, size) -> Non
 
 
 @pytest.mark.ranks
-def test_parameters_resharded_in_their_node_are_gathered_there(jobs) -> None:
+@pytest.mark.parametrize("where", ["two nodes", "two nodes, inductor"])
+def test_parameters_resharded_in_their_node_are_gathered_there(jobs, where) -> None:
     """Two nodes of two process ranks: losses and gradients are bit for bit the same."""
     for report in jobs[4]:
-        found = report["two nodes"]
+        found = report[where]
         for choice in ("in node", "auto"):
             assert found[choice]["num_unequal"] == 0, choice
             assert found[choice]["exact"], choice
@@ -47,7 +48,7 @@ def test_parameters_resharded_in_their_node_are_gathered_there(jobs) -> None:
         again = found["none"]["gathers"]["backward"]
         assert found["in node"]["gathers"]["backward"] == [n for n in again if n != "1.weight"]
         assert 2 in found["auto"]["sizes"]["backward"]
-        assert found["auto"] == jobs[4][0]["two nodes"]["auto"]
+        assert found["auto"] == jobs[4][0][where]["auto"]
 
 
 @pytest.mark.ranks
@@ -71,11 +72,7 @@ def test_graphs_compute_the_same_whatever_is_kept(jobs, size) -> None:
 def test_keep_stands_in_place_of_resharding() -> None:
     with pytest.raises(InputError, match="keep: expected it in place of reshard_after_forward"):
         apsched.backend(keep="all", reshard_after_forward=True)
-    with pytest.raises(InputError, match=r"inductor=True, found 'auto'.*kept.txt"):
-        apsched.backend(keep="auto", inductor=True)
     with pytest.raises(InputError, match="keep: expected auto, none, all or a readable file"):
         apsched.backend(keep="no such file")
-    with pytest.raises(InputError, match="expected names without @node with inductor=True"):
-        apsched.backend(keep=[".* @node"], inductor=True)
     with pytest.raises(InputError, match="keep: expected auto, none, all, a file or names"):
         apsched.backend(keep=[3])

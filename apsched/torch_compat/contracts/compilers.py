@@ -148,6 +148,31 @@ def _replace_graph() -> None:
     )
 
 
+@contract("inductor_partition")
+def _inductor_partition() -> None:
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    seen: list[tuple[bool, bool]] = []
+
+    class Seen(CustomPartitionerFn):
+        def __call__(self, gm: GraphModule, joint_inputs: Any, **options: Any) -> Any:
+            pair = private.inductor_partition(gm, joint_inputs, **options)
+            seen.append(tuple(isinstance(graph, GraphModule) for graph in pair))
+            return pair
+
+        def uuid(self) -> None:
+            return None
+
+    torch._dynamo.reset()
+    module, x = nn.Linear(3, 2), torch.ones(4, 3)
+    with config.patch(custom_partitioner_fn=Seen()):
+        loss = torch.compile(module, backend="inductor")(x).sum()
+        loss.backward()
+    expect(seen == [(True, True)], f"Inductor calls a partitioner that is set, found {seen}")
+    torch._dynamo.reset()
+
+
 @contract("custom_passes", "inductor_setting")
 def _settings() -> None:
     for name in (

@@ -88,7 +88,7 @@ def compiled() -> dict[str, object]:
     return found
 
 
-def on_two_nodes(cluster: Path) -> dict[str, object]:
+def on_two_nodes(cluster: Path, *, inductor: bool) -> dict[str, object]:
     """Train layers whose parameters take several blocks of memory, resharded in their node: by the
     user, and as solved under a memory cap.
     """
@@ -104,7 +104,7 @@ def on_two_nodes(cluster: Path) -> dict[str, object]:
         module = shard(module, init_device_mesh("cpu", (dist.get_world_size(),)))
         inputs = [(torch.full((4, WIDE), dist.get_rank() + 0.5),)] * NUM_STEPS
         settings = {**QUICK, "memory_cap": memory_cap, "cluster": cluster, "on_error": "raise"}
-        backend = apsched.backend(keep=choice, **settings)
+        backend = apsched.backend(keep=choice, inductor=inductor, **settings)
         record = train(module, inputs, backend)
         expected = expected or record
         found[label] = compare(expected, record) | {
@@ -136,7 +136,10 @@ def report(world_size: int, folder: Path) -> dict[str, object]:
     cluster = folder / f"two-nodes-{dist.get_rank()}.toml"
     cluster.write_text(TWO_NODES)
     found = {"compiled": compiled(), "graphs": interpreted(world_size)}
-    return found | ({"two nodes": on_two_nodes(cluster)} if world_size == 4 else {})
+    if world_size == 4:
+        found["two nodes"] = on_two_nodes(cluster, inductor=False)
+        found["two nodes, inductor"] = on_two_nodes(cluster, inductor=True)
+    return found
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
