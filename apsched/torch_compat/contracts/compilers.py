@@ -153,7 +153,7 @@ def _inductor_partition() -> None:
     from torch._inductor import config
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-    seen: list[tuple[bool, bool]] = []
+    seen: list[tuple[bool, ...]] = []
 
     class Seen(CustomPartitionerFn):
         def __call__(self, gm: GraphModule, joint_inputs: Any, **options: Any) -> Any:
