@@ -228,20 +228,28 @@ class _Search:
             look([_between(ends, *sorted((best, other))) for other in around])
 
     def filled(self) -> Iterator[Choice]:
-        """Yield the best choice with more parameters, as far as memory may hold them, in the order
-        in which keeping pays and the largest first; and the largest alone.
+        """Yield the best choice with more parameters kept or resharded, as far as memory may hold
+        them, in the order in which keeping pays and the largest first; and the largest alone.
         """
         best = min(self._step.solved.values(), key=_ticks).kept
         size = {p.name: p.size_bytes for p in self._step.undecided}
+        parts = {p.name: in_node_entry(p.name) for p in self._step.undecided if p.node_bytes}
         largest = sorted(self._order, key=lambda name: -size[name])
         least = self._step.always
         for start, names in ((best, self._order), (best, largest), (least, largest)):
-            kept = start
-            for name in names:
-                more = kept - {in_node_entry(name)} | {name}
-                if self.may_fit(more):
-                    kept = more
-            yield kept
+            yield self._with_more(start, names)
+            if parts:
+                yield self._with_more(start, [parts[name] for name in names if name in parts])
+
+    def _with_more(self, start: Choice, entries: Iterable[str]) -> Choice:
+        """Return ``start`` with those of ``entries``, one by one, that memory may hold."""
+        kept = start
+        for entry in entries:
+            name = name_of(entry)
+            more = kept - {in_node_entry(name)} | {entry}
+            if name not in kept and self.may_fit(more):
+                kept = more
+        return kept
 
 
 def _between(ends: Sequence[int], low: int, high: int) -> int:

@@ -3,13 +3,14 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 
 import pytest
 
 from apsched.capture.captured import Capture
 from apsched.config import Caps, SolveOptions
 from apsched.errors import SelfCheckError
+from apsched.names import is_in_node, name_of
 from apsched.pipeline.solve_graph import SolveRequest
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
@@ -22,6 +23,8 @@ from tests.helpers.graphs.sharded_layers import FlatPrices, captured_layers, loa
 
 WIDTHS = (32, 64, 128)
 SLOW, FAST = FlatPrices(bytes_per_us=150.0), FlatPrices(bytes_per_us=4000.0)
+IN_NODE = 90
+"""Percent of the time of a gather that is saved where it stays in the node."""
 LATE = FlatPrices(bytes_per_us=2000.0, latency_us=40.0)
 
 
@@ -159,7 +162,9 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class MadeUpStep:
-    """Each parameter saves its time where it is kept, and takes its bytes."""
+    """Each parameter saves its time where it is kept, and takes its bytes; resharded in its node it
+    saves a part of that.
+    """
 
     parameters: tuple[Parameter, ...]
     saves: dict[str, int]
@@ -177,8 +182,10 @@ class MadeUpStep:
         return self.room, self.room
 
     def solve(self, kept: Choice) -> Made:
-        peak = sum(p.size_bytes for p in self.parameters if p.name in kept)
-        ticks = 10**6 + sum(us for name, us in self.saves.items() if name not in kept)
+        peak = sum(p.entries.get(entry, 0) for p in self.parameters for entry in kept)
+        saved = sum(self.saves[entry] for entry in kept if entry in self.saves)
+        saved += sum(self.saves[name_of(e)] * IN_NODE // 100 for e in kept if is_in_node(e))
+        ticks = 10**6 + sum(self.saves.values()) - saved
         made = Made(kept=kept, fits=peak <= self.room, step_ticks=ticks, peak_bytes=peak)
         return self.solved.setdefault(kept, made)
 
@@ -188,6 +195,7 @@ class MadeUpStep:
             kept_ticks=10**6,
             rows=(("all", 1e6, tuple(float(self.saves[p.name]) for p in self.parameters)),),
             kept_bytes=tuple(p.size_bytes for p in self.parameters),
+            node_bytes=tuple(p.node_bytes or p.size_bytes for p in self.parameters),
             free_bytes=self.room,
         )
 
@@ -216,6 +224,32 @@ def test_the_search_is_near_the_best_choice_and_solves_few(seed: int) -> None:
     assert [-ticks for _, ticks in frontier] == sorted(-ticks for _, ticks in frontier)
     fitting = [(s.peak_bytes, s.step_ticks) for s in answer.tried if s.fits]
     assert all(any(p <= peak and t <= ticks for p, t in frontier) for peak, ticks in fitting)
+
+
+@pytest.mark.parametrize("room", [0.05, 0.11, 0.2, 0.5, 1.2])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_search_is_near_the_best_choice_with_nodes(seed: int, room: float) -> None:
+    """From where not even all parts fit to where all is kept whole."""
+    rng = random.Random(seed)
+    sizes = [rng.randrange(10**5 + 1, 4 * 10**5) for _ in range(6)]
+    parameters = tuple(
+        replace(parameter(f"layers.{k // 2}.w{k % 2}", size, 5 - k), node_bytes=2 * size // 8)
+        for k, size in enumerate(sizes)
+    )
+    step = MadeUpStep(
+        parameters=parameters,
+        saves={p.name: p.num_elements for p in parameters},
+        room=int(room * sum(p.size_bytes for p in parameters)),
+    )
+    answer = search_choices(step, [step.bound()])  # type: ignore[arg-type]
+    few = len(step.solved)
+    entries = [("", *p.entries) for p in parameters]
+    every = [Choice(filter(None, choice)) for choice in product(*entries)]
+    least = min(s.step_ticks for s in map(step.solve, every) if s.fits)
+    assert answer.bound.ticks <= least <= answer.best.step_ticks
+    assert few < 40 < len(every)
+    saved, could = (10**6 + sum(step.saves.values()) - t for t in (answer.best.step_ticks, least))
+    assert saved >= 0.75 * could
 
 
 def parameter(name: str, elements: int, need: int) -> Parameter:
