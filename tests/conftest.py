@@ -1,5 +1,6 @@
 """Common fixtures of several stages: small graph files, made once, and a way to run a command."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable
@@ -31,6 +32,18 @@ Run = Callable[..., Ran]
 # A shell's background jobs ignore Ctrl-C, and so do the processes that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Processes for Inductor's compilers, which each import torch anew. Tests of process ranks have some.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+# Collections of garbage would take a tenth of the time.
+gc.set_threshold(100_000, 20, 10)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Leave out of collections what the modules hold."""
+    gc.freeze()
 
 
 @pytest.fixture

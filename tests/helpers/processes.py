@@ -40,7 +40,11 @@ class Interpreter:
 
     def __init__(self) -> None:
         paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self.environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+        self.environment = {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # each compiler process would import torch anew
+        }
         self.channel, other = Pipe()
         self._process = subprocess.Popen(
             [sys.executable, str(START_RANK), str(other.fileno())],

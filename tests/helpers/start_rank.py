@@ -9,6 +9,7 @@ answer is a list of the forks, one for each of ``ranks``; when a fork has ended,
 process id and its exit status follows.
 """
 
+import gc
 import importlib
 import importlib.util
 import os
@@ -29,6 +30,8 @@ def import_most() -> None:
     for name in apsched.__all__:
         getattr(apsched, name)
     importlib.import_module("apsched.torch_compat.gloo").avoid_coalesced_gathers()
+    gc.freeze()  # what the modules hold; collections of garbage would take a tenth of the time
+    gc.set_threshold(100_000, 20, 10)
 
 
 def imported_main(script: Path) -> Callable[..., None]:

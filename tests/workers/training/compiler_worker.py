@@ -275,6 +275,8 @@ def report(rank: int, world_size: int) -> dict[str, object]:
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.parent / "inductor")
+    if world_size == 2:
+        config.compile_threads = 2  # compiler processes, as in a job of a user
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=600)
