@@ -1,12 +1,13 @@
 """One of two gloo processes that train with rewritten graphs until they are told to stop, or
 something breaks; writes how it ended.
 
-usage: fault_worker.py PROCESS_RANK WORLD_SIZE FOLDER SCHEDULE TIMEOUT_S
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER, SCHEDULE, TIMEOUT_S, NAMESPACE)``, see
+``processes.Interpreter``
 """
 
+import ctypes
 import json
 import os
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +27,8 @@ from apsched.schedule.schedule import as_captured
 from apsched.writeback.write_back import write_back
 from tests.helpers.problems.random_schedules import random_schedule
 
+CLONE_NEWNET = 0x40000000
+
 
 def meet(folder: Path, where: str, process_rank: int, world_size: int) -> None:
     """Wait for all at ``where``: on a busy machine one may get there longer after the others than
@@ -40,14 +43,31 @@ def meet(folder: Path, where: str, process_rank: int, world_size: int) -> None:
         time.sleep(0.01)
 
 
-def main(process_rank: int, world_size: int, folder: Path, schedule: str, timeout_s: float) -> None:
+def enter(namespace: str) -> None:
+    """Join the network namespace, as ``ip netns exec`` does."""
+    with (Path("/run/netns") / namespace).open() as there:
+        if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns to {namespace}")
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+
+
+def main(
+    process_rank: int,
+    world_size: int,
+    folder: Path,
+    schedule: str,
+    timeout_s: str,
+    namespace: str,
+) -> None:
+    torch.set_num_threads(1)
+    enter(namespace)
     meet(folder, "imported", process_rank, world_size)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
         rank=process_rank,
         world_size=world_size,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=timedelta(seconds=float(timeout_s)),
     )
     built = build(
         "llama3-debug", mesh=MeshSpec.parse(f"fsdp={world_size}"), seq_len=32, materialize=True
@@ -86,7 +106,3 @@ def main(process_rank: int, world_size: int, folder: Path, schedule: str, timeou
     )
     os._exit(0)  # a group whose peer is gone would wait for it
 
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], float(sys.argv[5]))
