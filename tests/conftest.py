@@ -33,7 +33,7 @@ Run = Callable[..., Ran]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Processes for Inductor's compilers, which each import torch anew. Tests of process ranks have some.
+# Each compiler process of Inductor would import torch anew; some tests of process ranks start them.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # Collections of garbage would take a tenth of the time.

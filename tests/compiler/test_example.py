@@ -20,8 +20,19 @@ pytestmark = pytest.mark.ranks
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def test_the_example_trains_with_fewer_launches(tmp_path: Path) -> None:
-    for output in _outputs(tmp_path, "training-job.md", "train.py"):
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The directory where the example ran with ``TORCH_TRACE=trace``, and the output of each
+    process.
+    """
+    directory = tmp_path_factory.mktemp("recorded")
+    with pytest.MonkeyPatch.context() as traced:
+        traced.setenv("TORCH_TRACE", str(directory / "trace"))
+        return directory, _outputs(directory, "training-job.md", "train.py")
+
+
+def test_the_example_trains_with_fewer_launches(recorded: tuple[Path, list[str]]) -> None:
+    for output in recorded[1]:
         losses = [float(number) for number in re.findall(r"loss ([0-9.]+)", output)]
         assert len(losses) == 3
         assert losses == sorted(losses, reverse=True)
@@ -31,20 +42,19 @@ def test_the_example_trains_with_fewer_launches(tmp_path: Path) -> None:
 
 
 def test_a_schedule_of_the_command_line_is_replayed_in_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commands of "Solve once, replay in the job": record, solve, replay."""
     page = DOCS / "training-job.md"
-    recorded, replayed = re.findall(
-        r"^(.*)torchrun (.*train\.py.*)$", page.read_text(), re.MULTILINE
-    )[1:]
-    assert recorded == ("TORCH_TRACE=trace ", "--nproc-per-node 2 train.py")
+    begin, replayed = re.findall(r"^(.*)torchrun (.*train\.py.*)$", page.read_text(), re.MULTILINE)[
+        1:
+    ]
+    assert begin == ("TORCH_TRACE=trace ", "--nproc-per-node 2 train.py")
     assert replayed == ("", "--nproc-per-node 2 train.py schedules")
     (command,) = (words for words in commands_of(page) if words[:2] == ["solve", "trace"])
+    directory, before = recorded
     monkeypatch.chdir(tmp_path)
-    with monkeypatch.context() as traced:
-        traced.setenv("TORCH_TRACE", "trace")
-        before = _outputs(tmp_path, "training-job.md", "train.py")
+    (tmp_path / "trace").symlink_to(directory / "trace")
     assert main([*command]) == 0
     after = _outputs(tmp_path, "training-job.md", "train.py", arguments=("schedules",))
     solved = json.loads((tmp_path / "schedules" / "result.json").read_text())["graphs"]
