@@ -13,6 +13,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.intake import execution, page, stored
+from benchmarks.intake.__main__ import main
 from benchmarks.intake.case import EQUAL, EXACT, TAKEN, Case, CaseOutcome, GraphOutcome, joined
 from benchmarks.intake.isolation import outcomes
 
@@ -185,7 +186,7 @@ def test_a_case_that_hangs_or_dies_is_one_row():
     assert died.not_traced == "the process ended with status 3"
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_the_survey_runs_a_case_and_writes_its_page(tmp_path):
     command = [sys.executable, "-m", "benchmarks.intake", "--only", "features: (plain|forward al)"]
     ran = subprocess.run(
@@ -202,10 +203,9 @@ def test_the_survey_runs_a_case_and_writes_its_page(tmp_path):
     assert "Of 3 graphs that torch takes, apsched takes 3." in text
 
 
-@pytest.mark.alone
-def test_wrong_use_is_told():
+def test_wrong_use_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(os, "nice", lambda more: more)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     for only, found in (("(", "is none"), ("nothing like it", "no case matches")):
-        command = [sys.executable, "-m", "benchmarks.intake", "--only", only]
-        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert ran.returncode == 2
-        assert found in ran.stderr
+        assert main(["--only", only]) == 2
+        assert found in capsys.readouterr().err

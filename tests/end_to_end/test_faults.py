@@ -107,9 +107,7 @@ SCHEDULES = pytest.mark.parametrize("schedule", ["captured", "random"])
 
 @SCHEDULES
 def test_a_killed_rank_ends_the_others_with_an_error(tmp_path, schedule):
-    found = run_with_fault(
-        tmp_path, schedule, lambda _, ranks: ranks[1].kill(), wait_for=(0,)
-    )
+    found = run_with_fault(tmp_path, schedule, lambda _, ranks: ranks[1].kill(), wait_for=(0,))
     assert (
         "onnection" in found[0]["error"]
         or "Timed out" in found[0]["error"]

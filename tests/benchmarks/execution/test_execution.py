@@ -19,7 +19,7 @@ from benchmarks.execution.machine.load import Load, others_cores, undisturbed
 from benchmarks.execution.machine.slow_network import why_not
 from benchmarks.execution.report import inversions
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.ranks  # steps that others disturb run again
 
 
 @pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
@@ -28,7 +28,7 @@ def test_every_schedule_runs_and_holds_the_memory_that_was_predicted(tmp_path, c
         "--parts",
         "network",
         "--rates",
-        "400",
+        "2000",
         "--rounds",
         "2",
         "--seq",

@@ -105,4 +105,3 @@ def main(
         json.dumps({"steps": steps, "error": error, "last_step_seconds": seconds})
     )
     os._exit(0)  # a group whose peer is gone would wait for it
-
