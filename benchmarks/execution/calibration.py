@@ -4,8 +4,9 @@ captured.
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -80,7 +81,7 @@ class Calibration:
         self.cores = [beside_measuring]
         """Cores that others kept busy during each part."""
         alone = [without_collectives(module) for module in captured_modules(capture)]
-        self._slowdown = Slowdown(lambda: _run(built, alone))
+        self._slowdown = Slowdown(partial(run, built, alone))
         self._beside: list[Mapping[Messages, Beside]] = []
         self.steps: list[tuple[float, float]] = []
         """Step times in microseconds beside the profiler, of the slowest process rank each, and the
@@ -95,10 +96,11 @@ class Calibration:
         """
         gc.collect()
         modules = captured_modules(self._capture)
-        timed_step(self._built, modules)
+        step = partial(run, self._built, modules)
+        timed_step(step)
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
             before = Load.now()
-            mine = timed_step(self._built, modules), Load.now().since(before)
+            mine = timed_step(step), Load.now().since(before)
         profiler.export_chrome_trace(str(self._trace(len(self.steps), dist.get_rank())))
         of_ranks = everywhere(mine)
         self.steps.append(
@@ -166,9 +168,9 @@ def ranks_of(capture: Capture) -> dict[str, tuple[int, ...]]:
     return {name: ranks for name, ranks in capture.group_ranks.items() if ranks}
 
 
-def timed_step(built: BuiltModel, modules: Sequence[GraphModule]) -> float:
-    """Return the microseconds of a step that begins after a barrier and after work that takes the
-    process ranks apart, as in a job.
+def timed_step(step: Callable[[], object]) -> float:
+    """Return the microseconds of ``step``, which begins after a barrier and after work that takes
+    the process ranks apart, as in a job.
 
     Some schedules begin with a large gather. Right after a barrier it takes two thirds of its time
     in a job.
@@ -176,10 +178,14 @@ def timed_step(built: BuiltModel, modules: Sequence[GraphModule]) -> float:
     dist.barrier()
     part_ranks()
     begin = time.perf_counter_ns()
-    _run(built, modules)
+    step()
     return (time.perf_counter_ns() - begin) / 1e3
 
 
-def _run(built: BuiltModel, modules: Sequence[GraphModule]) -> None:
+def run(
+    built: BuiltModel, modules: Sequence[GraphModule]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Run a step; returns the loss, and the gradients by name."""
+    forward, backward = modules
     with torch.no_grad():
-        run_step(built, *modules)
+        return run_step(built, forward, backward)

@@ -9,9 +9,10 @@ usage: execution_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 import gc
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,12 @@ from apsched.solver import least_memory, solve
 from apsched.units import ticks_to_us
 from apsched.writeback.write_back import write_back
 from benchmarks.common.live_bytes import live_bytes_of, run_counting
-from benchmarks.execution.calibration import Calibration, Found, ranks_of, timed_step
+from benchmarks.execution.calibration import Calibration, Found, ranks_of, run, timed_step
 from benchmarks.execution.machine import ordered_gloo
 from benchmarks.execution.machine.load import Load, everywhere, is_quiet, others_cores, undisturbed
 from benchmarks.execution.machine.steady import own_core
 
-_WARM_UPS = 2
+WARM_UPS = 2
 """The first profiles of a process are slow."""
 
 
@@ -75,14 +76,15 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     )
     capture = capture_built(built)
     calibration = Calibration(built, capture, folder)
-    for _ in range(_WARM_UPS + request["profiled_steps"]):
+    for _ in range(WARM_UPS + request["profiled_steps"]):
         calibration.observe()
-    first, solved_at = calibration.found(since=_WARM_UPS), len(calibration.steps)
+    first, solved_at = calibration.found(since=WARM_UPS), len(calibration.steps)
     problems = [
         exported(captured, captured.module, first.queues, capture) for captured in capture.graphs
     ]
     caps, runnables = schedules(capture, problems, first, request["budget"])
-    times, cores = by_turns(built, runnables, request["rounds"], calibration.observe)
+    steps = {runnable.name: partial(run, built, runnable.modules) for runnable in runnables}
+    times, cores = by_turns(steps, request["rounds"], calibration.observe)
     meanwhile = calibration.found(since=solved_at)
     found = [
         {
@@ -92,10 +94,10 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
             "others_cores": cores[runnable.name],
             "predicted_alone_us": predicted_us(priced, None),
             "predicted_us": predicted_us(priced, meanwhile.contention),
-            "memory": memory(built, runnable, capture, meanwhile.queues),
+            "memory": memory(built, runnable.modules, capture, meanwhile.queues),
         }
         for runnable in runnables
-        for priced in [as_run(runnable, capture, meanwhile)]
+        for priced in [as_run(runnable.modules, capture, meanwhile)]
     ]
     plain = [
         exported(captured, captured.module, meanwhile.no_queues, capture)
@@ -109,7 +111,7 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
         "solved_with": contention_json(first.contention),
         "others_cores": max(calibration.cores),
         "captured_beside_profiler_us": {
-            "first": calibration.profiled_us(_WARM_UPS, solved_at),
+            "first": calibration.profiled_us(WARM_UPS, solved_at),
             "in_rounds": calibration.profiled_us(solved_at, len(calibration.steps)),
         },
         "compute_us": sum(ticks_to_us(timeline.compute_ticks) for timeline in timelines),
@@ -194,43 +196,44 @@ def schedules(
 
 
 def by_turns(
-    built: BuiltModel, runnables: Sequence[Runnable], rounds: int, before_each: Callable[[], None]
+    steps: Mapping[str, Callable[[], object]], rounds: int, before_each: Callable[[], None]
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return the step times of every schedule, of the slowest process rank each, and the number of
+    """Return the times of every step by name, of the slowest process rank each, and the number of
     cores that others kept busy meanwhile.
 
-    ``before_each`` is called before each round. A round runs each schedule twice, in changing
-    order, and times the second run: in a job a step follows another like it, so caches and
-    connections hold the state of that step. More rounds follow, as many again at most, until each
-    schedule has ``rounds`` undisturbed steps.
+    ``before_each`` is called before each round. A round runs each step twice, in changing order,
+    and times the second run: in a job a step follows another like it, so caches and connections
+    hold the state of that step. More rounds follow, as many again at most, until each of ``steps``
+    has run ``rounds`` times undisturbed.
     """
-    times: dict[str, list[float]] = {runnable.name: [] for runnable in runnables}
-    cores: dict[str, list[float]] = {runnable.name: [] for runnable in runnables}
+    names = list(steps)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    cores: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-1, 2 * rounds):
         if number >= rounds and all(
             sum(map(is_quiet, of_steps)) >= rounds for of_steps in cores.values()
         ):
             break
         before_each()
-        turn = max(number, 0) % len(runnables)
-        steps: dict[str, tuple[float, Load]] = {}
-        for runnable in (*runnables[turn:], *runnables[:turn]):
-            timed_step(built, runnable.modules)
+        turn = max(number, 0) % len(names)
+        taken: dict[str, tuple[float, Load]] = {}
+        for name in (*names[turn:], *names[:turn]):
+            timed_step(steps[name])
             before = Load.now()
-            time_us = timed_step(built, runnable.modules)
-            steps[runnable.name] = time_us, Load.now().since(before)
-        of_all = everywhere(steps)
-        for name in steps if number >= 0 else ():
+            time_us = timed_step(steps[name])
+            taken[name] = time_us, Load.now().since(before)
+        of_all = everywhere(taken)
+        for name in names if number >= 0 else ():
             same = [of_rank[name] for of_rank in of_all]
             times[name].append(max(time_us for time_us, _ in same))
             cores[name].append(others_cores([load for _, load in same]))
     return times, cores
 
 
-def as_run(runnable: Runnable, capture: Capture, found: Found) -> list[Problem]:
+def as_run(modules: Sequence[GraphModule], capture: Capture, found: Found) -> list[Problem]:
     """Return the graphs as they run, with the prices of queues where transfers queue."""
     problems = []
-    for captured, module in zip(capture.graphs, runnable.modules, strict=True):
+    for captured, module in zip(capture.graphs, modules, strict=True):
         problem = exported(captured, module, found.queues, capture)
         timeline = simulate(problem, as_captured(problem.num_nodes))
         queues = any(
@@ -251,7 +254,7 @@ def predicted_us(problems: Sequence[Problem], contention: Contention | None) -> 
 
 
 def memory(
-    built: BuiltModel, runnable: Runnable, capture: Capture, model: MeasuredCostModel
+    built: BuiltModel, modules: Sequence[GraphModule], capture: Capture, model: MeasuredCostModel
 ) -> list[dict[str, int]]:
     """Return for each graph the peak of live bytes as counted while it runs for real, and as
     predicted.
@@ -269,10 +272,10 @@ def memory(
         )
         return outputs
 
-    loss, *saved = counted(forward, runnable.modules[0], list(forward_inputs(built)))
+    loss, *saved = counted(forward, modules[0], list(forward_inputs(built)))
     boxed = [*saved, torch.ones_like(loss)]
     del saved
-    counted(backward, runnable.modules[1], boxed)
+    counted(backward, modules[1], boxed)
     return rows
 
 

@@ -5,7 +5,6 @@ while each schedule runs.
 import itertools
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -200,7 +199,5 @@ def test_a_step_that_others_disturbed_is_run_again(monkeypatch, busy, rounds):
         "now",
         lambda: Load(machine_s=0.0, stolen_s=next(stolen_s), own_s=0.0, clock_s=next(clock_s)),
     )
-    times, _ = execution_worker.by_turns(
-        None, [SimpleNamespace(name=name, modules=()) for name in "ab"], 3, lambda: None
-    )
+    times, _ = execution_worker.by_turns({name: lambda: None for name in "ab"}, 3, lambda: None)
     assert {name: len(of_steps) for name, of_steps in times.items()} == {"a": rounds, "b": rounds}
