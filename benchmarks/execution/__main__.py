@@ -7,9 +7,10 @@ torch's ``schedule_overlap_bucketing``, and apsched with and without a cap on me
 long sequences on a fast link, the network all others. Costs are measured on the same link first.
 Schedules run by turns; a table has medians, spread, predicted times, and the peak of live bytes as
 counted while running. Nothing else should run meanwhile: the report gives the cores that other
-programs kept busy. ``device``: memory and operators on a GPU (``python -m benchmarks.device``);
-skipped, with a line, where there is none. ``checks``: a long run against eager FSDP2, faults,
-random graphs, files of any bytes.
+programs kept busy. ``keep``: the same step with choices of kept parameters. ``micro_batches``: a
+step of two micro-batches under tensor parallelism. ``device``: memory and operators on a GPU
+(``python -m benchmarks.device``); skipped, with a line, where there is none. ``checks``: a long run
+against eager FSDP2, faults, random graphs, files of any bytes.
 
 A part that is made again replaces its own in the report of the day. Exit status: 0 done, 1 a check
 failed, 2 wrong use.
@@ -34,14 +35,48 @@ from apsched.quantities import parse_count, parse_number
 from benchmarks.execution.checks import checks
 from benchmarks.execution.job import run_job
 from benchmarks.execution.report import markdown
+from benchmarks.execution.steps.report import PARTS
 
 _RESULTS = Path(__file__).resolve().parents[1] / "results"
-_PARTS = ("network", "device", "checks")
+_ON_NETWORKS = {"network": "networks", **{part: part for part in PARTS}}
+"""Parts that run on networks -> key of their figures in the report."""
+_PARTS = (*_ON_NETWORKS, "device", "checks")
+_SMOKE = {"parts": ",".join(PARTS), "rates": "400", "seq": "32", "rounds": "2", "budget": "0.05"}
+_SMOKE_LAYERS = 1
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
+    args = _parser().parse_args(arguments)
+    if args.smoke:
+        vars(args).update(_SMOKE)
+    numbers = _numbers(args)
+    try:
+        report: dict[str, Any] = {}
+        if numbers is not None and numbers.is_file():
+            report = json.loads(numbers.read_text())
+        parts = args.parts.split(",")
+        if not set(parts) <= set(_PARTS):
+            raise InputError(f"--parts: expected some of {', '.join(_PARTS)}, found {args.parts!r}")
+        for part in (part for part in parts if part in _ON_NETWORKS):
+            for network in _networks(args, part):
+                report.setdefault(_ON_NETWORKS[part], {}).update(network)
+                _keep(report, numbers)
+        if "device" in parts:
+            report["device"] = _device()
+        if "checks" in parts:
+            report["checks"] = [
+                asdict(one) for one in checks(parse_number(args.fuzz_minutes, "--fuzz-minutes"))
+            ]
+    except ApschedError as error:
+        print(f"benchmarks.execution: error: {error}", file=sys.stderr)
+        return 2
+    print(_keep(report, numbers))
+    return 0 if all(one["passed"] for one in report.get("checks", [])) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.execution",
         description=__doc__,
@@ -79,56 +114,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--fuzz-minutes", metavar="NUMBER", default="5", help="of random graphs (default 5)"
     )
     parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="whole steps of small size, about a minute; nothing is written without --out",
+    )
+    parser.add_argument(
         "-o",
         "--out",
         metavar="DIR",
-        default=str(_RESULTS),
-        help="where the table and the numbers go",
+        help="where the table and the numbers go (default benchmarks/results)",
     )
-    args = parser.parse_args(arguments)
-    out = Path(args.out)
-    numbers = out / f"{datetime.now(UTC):%Y-%m-%d}-execution.json"
-    try:
-        report: dict[str, Any] = json.loads(numbers.read_text()) if numbers.is_file() else {}
-        parts = args.parts.split(",")
-        if not set(parts) <= set(_PARTS):
-            raise InputError(f"--parts: expected some of {', '.join(_PARTS)}, found {args.parts!r}")
-        if "network" in parts:
-            for network in _networks(args):
-                report.setdefault("networks", {}).update(network)
-                _keep(report, numbers)
-        if "device" in parts:
-            report["device"] = _device()
-        if "checks" in parts:
-            report["checks"] = [
-                asdict(one) for one in checks(parse_number(args.fuzz_minutes, "--fuzz-minutes"))
-            ]
-    except ApschedError as error:
-        print(f"benchmarks.execution: error: {error}", file=sys.stderr)
-        return 2
-    print(_keep(report, numbers))
-    return 0 if all(one["passed"] for one in report.get("checks", [])) else 1
+    return parser
 
 
-def _keep(report: dict[str, Any], numbers: Path) -> str:
+def _numbers(args: argparse.Namespace) -> Path | None:
+    """Return the file of the numbers; ``None`` where none is written."""
+    if args.smoke and args.out is None:
+        return None
+    return Path(args.out or _RESULTS) / f"{datetime.now(UTC):%Y-%m-%d}-execution.json"
+
+
+def _keep(report: dict[str, Any], numbers: Path | None) -> str:
     """Write the report so far, and return its text."""
     text = markdown(report)
+    if numbers is None:
+        return text
     numbers.parent.mkdir(parents=True, exist_ok=True)
     numbers.write_text(json.dumps(report, indent=1) + "\n")
     numbers.with_suffix(".md").write_text(text + "\n")
     return text
 
 
-def _networks(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _networks(args: argparse.Namespace, part: str) -> Iterator[dict[str, Any]]:
     """Yield each network's figures as soon as they are there: an hour of measuring does not end
     with the last one's timeout.
     """
     rounds = parse_count(args.rounds, "--rounds", least=2)
-    same = {
+    same: dict[str, Any] = {
         "rounds": rounds,
         "profiled_steps": rounds,
         "budget": parse_number(args.budget, "--budget"),
     }
+    if part in PARTS:
+        same |= {"part": part, "num_layers": _SMOKE_LAYERS if args.smoke else None}
     processes, timeout_s = (
         parse_count(args.processes, "--processes", least=2),
         parse_count(args.timeout, "--timeout", least=1),

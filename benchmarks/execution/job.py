@@ -14,7 +14,8 @@ from apsched.errors import InputError
 from benchmarks.execution.machine.slow_network import SlowNetwork
 from benchmarks.execution.machine.steady import ENVIRONMENT, processors_awake
 
-_WORKER = Path(__file__).with_name("worker.py")
+_HERE = Path(__file__).parent
+_WORKER, _STEPS_WORKER = _HERE / "worker.py", _HERE / "steps" / "worker.py"
 _POLL_S = 0.2
 
 
@@ -22,8 +23,9 @@ def run_job(
     num_ranks: int, megabits_per_s: float, request: Mapping[str, Any], *, timeout_s: float
 ) -> dict[str, Any]:
     """Return the report of process rank 0 of a job on a slow network; InputError, with the logs,
-    where a process fails or the job takes too long.
+    where a process fails or the job takes too long. A request with a ``part`` is about whole steps.
     """
+    worker = _STEPS_WORKER if "part" in request else _WORKER
     paths = [
         str(Path(__file__).resolve().parents[2]),
         *filter(None, [os.environ.get("PYTHONPATH")]),
@@ -42,7 +44,7 @@ def run_job(
         processes = []
         try:
             for rank, log in enumerate(logs):
-                command = [sys.executable, str(_WORKER), str(rank), str(num_ranks), str(folder)]
+                command = [sys.executable, str(worker), str(rank), str(num_ranks), str(folder)]
                 with log.open("w") as written:
                     processes.append(
                         network.popen(rank, command, log=written, environment=environment)

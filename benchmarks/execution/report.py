@@ -2,20 +2,24 @@
 the checks.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import combinations
+from collections.abc import Mapping
 from statistics import fmean, median, quantiles
 from typing import Any
 
 from apsched.schedule.result import AS_CAPTURED
 from benchmarks.device.measure import markdown as device_markdown
+from benchmarks.execution.steps.report import PARTS, inversions, slowdowns, steps_section
 
 
 def markdown(report: Mapping[str, Any]) -> str:
     """Return the report, of those parts that there are."""
-    lines = ["# Schedules run for real", ""]
+    of_steps = "networks" not in report and not PARTS.keys().isdisjoint(report)
+    lines = [f"# {'Whole steps' if of_steps else 'Schedules'} run for real", ""]
     for run in report.get("networks", {}).values():
         lines += [*_network(run), ""]
+    for part in PARTS:
+        for run in report.get(part, {}).values():
+            lines += [*steps_section(run), ""]
     if "device" in report:
         skipped = report["device"].get("skipped")
         lines += [
@@ -39,7 +43,7 @@ def _network(run: Mapping[str, Any]) -> list[str]:
     rows = sorted(found["schedules"], key=lambda row: median(row["measured_us"]))
     best = min(median(row["measured_us"]) for row in rows if not row["name"].startswith("apsched"))
     wrong = inversions(rows)
-    slows, slowed = (_slowdowns(found[when]) for when in ("contention", "solved_with"))
+    slows, slowed = (slowdowns(found[when]) for when in ("contention", "solved_with"))
     cores = [busy for row in rows for busy in row["others_cores"]]
     (captured_us,) = (median(row["measured_us"]) for row in rows if row["name"] == AS_CAPTURED)
     first_us, then_us = (
@@ -108,24 +112,3 @@ def _network(run: Mapping[str, Any]) -> list[str]:
         ),
     ]
     return [*lines, *(f"- {a} and {b}" for a, b in wrong)]
-
-
-def _slowdowns(contention: Mapping[str, Any]) -> str:
-    f, g, h = (contention[f"{what}_slowdown"] for what in ("compute", "transfer", "latency"))
-    return (
-        f"compute beside a collective was slower by {f:.2f}, a collective beside compute by {g:.2f}"
-        f" and its latency by {h:.2f}"
-    )
-
-
-def inversions(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return pairs of schedules that were measured in another order than predicted, by more than
-    the noise.
-    """
-    found = []
-    for one, other in combinations(rows, 2):
-        fast, slow = sorted((one, other), key=lambda row: median(row["measured_us"]))
-        apart = quantiles(fast["measured_us"], n=4)[2] < quantiles(slow["measured_us"], n=4)[0]
-        if apart and fast["predicted_us"] > slow["predicted_us"]:
-            found.append((fast["name"], slow["name"]))
-    return found

@@ -16,7 +16,7 @@ from benchmarks.execution.checks import Check
 from benchmarks.execution.machine import load
 from benchmarks.execution.machine.load import Load, others_cores, undisturbed
 from benchmarks.execution.machine.slow_network import why_not
-from benchmarks.execution.report import inversions
+from benchmarks.execution.steps.report import inversions
 
 pytestmark = pytest.mark.ranks  # steps that others disturb run again
 

@@ -1,0 +1,108 @@
+"""The tables of whole steps in the report of ``python -m benchmarks.execution``."""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from statistics import fmean, median, quantiles
+from typing import Any
+
+PARTS = {"keep": "Kept parameters", "micro_batches": "Two micro-batches"}
+"""Name of a part -> its title."""
+_AXES = {"keep": "fsdp", "micro_batches": "tp"}
+_HEADINGS = {
+    "keep": ("kept", "parameters"),
+    "micro_batches": ("micro-batches",),
+}
+
+
+def steps_section(run: Mapping[str, Any]) -> list[str]:
+    """Return the lines on whole steps on one network."""
+    request, found, ranks = run["request"], run["found"], run["processes"]
+    part = request["part"]
+    title = f"{PARTS[part]}, {run['megabits_per_s']:g} Mb/s, {request['seq_len']} tokens"
+    rows = sorted(found["runs"], key=lambda row: median(row["measured_us"]))
+    cores = [busy for row in rows for busy in row["others_cores"]]
+    counted = [len(row["measured_us"]) for row in rows]
+    headings = (
+        *_HEADINGS[part],
+        *("measured, ms", "quartiles, ms", "predicted, ms", "off", "neither slowed, ms"),
+        *("peak counted, MiB", "predicted, MiB", f"bits of {found['runs'][0]['name']}"),
+    )
+    return [
+        f"## {title}, {ranks} process ranks",
+        "",
+        (
+            f"`llama3-small`, `{_AXES[part]}={ranks}`, forward and backward, fp32, gloo, by turns."
+            f" {run['machine']}. Other programs and virtual machines kept"
+            f" {found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f}"
+            f" during the rounds; {min(counted)} to {max(counted)} steps of each row count, the"
+            f" least disturbed ones. {slowdowns(found['contention'])[0].upper()}"
+            f"{slowdowns(found['contention'])[1:]}."
+        ),
+        "",
+        f"| {' | '.join(headings)} |",
+        f"|---|{'---:|' * (len(headings) - 1)}",
+        *(_line(part, row) for row in rows),
+        "",
+        *_orders(rows),
+    ]
+
+
+def slowdowns(contention: Mapping[str, Any]) -> str:
+    """Return a sentence on the mutual slowdown of compute and collectives."""
+    f, g, h = (contention[f"{what}_slowdown"] for what in ("compute", "transfer", "latency"))
+    return (
+        f"compute beside a collective was slower by {f:.2f}, a collective beside compute by {g:.2f}"
+        f" and its latency by {h:.2f}"
+    )
+
+
+def pairs_apart(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
+    """Return the pairs of rows that differ by more than the noise, the faster one first: their
+    quartiles do not overlap.
+    """
+    found = []
+    for one, other in combinations(rows, 2):
+        fast, slow = sorted((one, other), key=lambda row: median(row["measured_us"]))
+        if quantiles(fast["measured_us"], n=4)[2] < quantiles(slow["measured_us"], n=4)[0]:
+            found.append((fast, slow))
+    return found
+
+
+def inversions(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return pairs of schedules that were measured in another order than predicted, by more than
+    the noise.
+    """
+    return [
+        (fast["name"], slow["name"])
+        for fast, slow in pairs_apart(rows)
+        if fast["predicted_us"] > slow["predicted_us"]
+    ]
+
+
+def _line(part: str, row: Mapping[str, Any]) -> str:
+    time_us = median(row["measured_us"])
+    low, _, high = quantiles(row["measured_us"], n=4)
+    predicted = row["predicted_us"]
+    counted, told = (
+        max(graph[key] for graph in row["memory"]) / 2**20
+        for key in ("counted_bytes", "predicted_bytes")
+    )
+    cells = (
+        *((row["name"], str(row["num_kept"])) if part == "keep" else (row["name"],)),
+        *(f"{time_us / 1e3:.1f}", f"{low / 1e3:.1f} to {high / 1e3:.1f}"),
+        *(f"{predicted / 1e3:.1f}", f"{100 * (predicted / time_us - 1):+.1f} %"),
+        f"{row['predicted_alone_us'] / 1e3:.1f}",
+        *(f"{counted:.2f}", f"{told:.2f}", "equal" if row["same_bits"] else "**differ**"),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _orders(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    apart, wrong = pairs_apart(rows), inversions(rows)
+    return [
+        (
+            f"{len(apart)} of {len(rows) * (len(rows) - 1) // 2} pairs have quartiles that do not"
+            f" overlap; {len(wrong)} of them ran in another order than predicted."
+        ),
+        *(f"- {fast} and {slow}" for fast, slow in wrong),
+    ]

@@ -1,0 +1,111 @@
+"""One of several gloo processes on a slow network: calibrate, then run a whole step in each way, by
+turns.
+
+usage: worker.py PROCESS_RANK WORLD_SIZE FOLDER
+
+``FOLDER/request.json`` has the settings; process rank 0 writes ``FOLDER/0.json``.
+"""
+
+import gc
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from apsched.capture.captured import Capture
+from apsched.models.build import BuiltModel, build
+from apsched.models.mesh import MeshSpec
+from apsched.models.options import ModelOptions
+from apsched.models.preset_capture import capture_built
+from apsched.problem.contention import contention_json
+from benchmarks.execution.calibration import Calibration, Found
+from benchmarks.execution.machine import ordered_gloo
+from benchmarks.execution.machine.load import everywhere, undisturbed
+from benchmarks.execution.machine.steady import own_core
+from benchmarks.execution.steps.keep import keep_runs
+from benchmarks.execution.steps.micro_batches import both_batches, capture_both, micro_batch_runs
+from benchmarks.execution.steps.step_run import StepRun, is_same
+from benchmarks.execution.worker import WARM_UPS, as_run, by_turns, memory, predicted_us
+
+KEEP, MICRO_BATCHES = "keep", "micro_batches"
+
+
+def main(process_rank: int, world_size: int, folder: Path) -> None:
+    """Run the job and write the report of this process rank to ``FOLDER``; that of rank 0 is
+    ``0.json``.
+    """
+    request = json.loads((folder / "request.json").read_text())
+    gc.disable()  # with one trace in memory a collection takes 0.3 s, in any step
+    ordered_gloo.init(process_rank, world_size, f"file://{folder}/store", timedelta(seconds=600))
+    built, capture = _captured(request, world_size)
+    calibration = Calibration(built, capture, folder)
+    for _ in range(WARM_UPS + request["profiled_steps"]):
+        calibration.observe()
+    first, solved_at = calibration.found(since=WARM_UPS), len(calibration.steps)
+    made = keep_runs if request["part"] == KEEP else micro_batch_runs
+    runs = made(built, capture, first, request["budget"])
+    expected = runs[0].run()
+    same = {run.name: all(everywhere(is_same(run.run(), expected))) for run in runs}
+    times, cores = by_turns(
+        {run.name: run.run for run in runs}, request["rounds"], calibration.observe
+    )
+    meanwhile = calibration.found(since=solved_at)
+    report = {
+        "runs": [
+            _figures(run, times[run.name], cores[run.name], meanwhile)
+            | {"same_bits": same[run.name]}
+            for run in runs
+        ],
+        "contention": contention_json(meanwhile.contention),
+        "others_cores": max(calibration.cores),
+    }
+    (folder / f"{process_rank}.json").write_text(json.dumps(report))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _captured(request: Mapping[str, Any], world_size: int) -> tuple[BuiltModel, Capture]:
+    """Return the model with the inputs of the whole step, and its graphs."""
+    keeps = request["part"] == KEEP
+    built = build(
+        "llama3-small",
+        mesh=MeshSpec.parse(f"{'fsdp' if keeps else 'tp'}={world_size}"),
+        seq_len=request["seq_len"],
+        num_layers=request["num_layers"],
+        options=ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32),
+        materialize=True,
+    )
+    if keeps:
+        return built, capture_built(built)
+    both = both_batches(built)
+    return both, capture_both(both)
+
+
+def _figures(
+    run: StepRun, times: Sequence[float], cores: Sequence[float], found: Found
+) -> dict[str, Any]:
+    priced = as_run(run.modules, run.capture, found)
+    counted = memory(run.inputs[0], run.modules, run.capture, found.queues)
+    for key in ("counted_bytes", "predicted_bytes"):
+        counted[1][key] += run.beside_bytes
+    num_times = len(run.inputs)
+    return {
+        "name": run.name,
+        "num_kept": run.num_kept,
+        "measured_us": [times[k] for k in undisturbed(cores)],
+        "others_cores": list(cores),
+        "predicted_us": num_times * predicted_us(priced, found.contention),
+        "predicted_alone_us": num_times * predicted_us(priced, None),
+        "memory": counted,
+    }
+
+
+if __name__ == "__main__":
+    own_core(int(sys.argv[1]))
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
