@@ -41,7 +41,7 @@ _RESULTS = Path(__file__).resolve().parents[1] / "results"
 _ON_NETWORKS = {"network": "networks", **{part: part for part in PARTS}}
 """Parts that run on networks -> key of their figures in the report."""
 _PARTS = (*_ON_NETWORKS, "device", "checks")
-_SMOKE = {"parts": ",".join(PARTS), "rates": "400", "seq": "32", "rounds": "2", "budget": "0.05"}
+_SMOKE = {"rates": "400", "seq": "32", "rounds": "2", "budget": "0.05"}
 _SMOKE_LAYERS = 1
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
@@ -56,9 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report: dict[str, Any] = {}
         if numbers is not None and numbers.is_file():
             report = json.loads(numbers.read_text())
-        parts = args.parts.split(",")
-        if not set(parts) <= set(_PARTS):
-            raise InputError(f"--parts: expected some of {', '.join(_PARTS)}, found {args.parts!r}")
+        parts = _parts(args)
         for part in (part for part in parts if part in _ON_NETWORKS):
             for network in _networks(args, part):
                 report.setdefault(_ON_NETWORKS[part], {}).update(network)
@@ -85,7 +83,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--parts",
         metavar="NAMES",
-        default=",".join(_PARTS),
         help=f"by commas (default {','.join(_PARTS)})",
     )
     parser.add_argument(
@@ -125,6 +122,16 @@ def _parser() -> argparse.ArgumentParser:
         help="where the table and the numbers go (default benchmarks/results)",
     )
     return parser
+
+
+def _parts(args: argparse.Namespace) -> list[str]:
+    """Return the parts of the report to make."""
+    if args.parts is None:
+        return list(PARTS if args.smoke else _PARTS)
+    parts: list[str] = args.parts.split(",")
+    if not set(parts) <= set(_PARTS):
+        raise InputError(f"--parts: expected some of {', '.join(_PARTS)}, found {args.parts!r}")
+    return parts
 
 
 def _numbers(args: argparse.Namespace) -> Path | None:

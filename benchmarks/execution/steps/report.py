@@ -21,7 +21,7 @@ def steps_section(run: Mapping[str, Any]) -> list[str]:
     title = f"{PARTS[part]}, {run['megabits_per_s']:g} Mb/s, {request['seq_len']} tokens"
     rows = sorted(found["runs"], key=lambda row: median(row["measured_us"]))
     cores = [busy for row in rows for busy in row["others_cores"]]
-    counted = [len(row["measured_us"]) for row in rows]
+    counted, slows = sum(len(row["measured_us"]) for row in rows), slowdowns(found["contention"])
     headings = (
         *_HEADINGS[part],
         *("measured, ms", "quartiles, ms", "predicted, ms", "off", "neither slowed, ms"),
@@ -31,12 +31,12 @@ def steps_section(run: Mapping[str, Any]) -> list[str]:
         f"## {title}, {ranks} process ranks",
         "",
         (
-            f"`llama3-small`, `{_AXES[part]}={ranks}`, forward and backward, fp32, gloo, by turns."
+            f"`llama3-small`, `{_AXES[part]}={ranks}`, forward and backward, fp32, gloo processes"
+            f" of one thread on a core each, by turns, budget {request['budget']:g}."
             f" {run['machine']}. Other programs and virtual machines kept"
             f" {found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f}"
-            f" during the rounds; {min(counted)} to {max(counted)} steps of each row count, the"
-            f" least disturbed ones. {slowdowns(found['contention'])[0].upper()}"
-            f"{slowdowns(found['contention'])[1:]}."
+            f" during the rounds; {counted} of {len(cores)} steps count, the"
+            f" least disturbed of each row. {slows[0].upper()}{slows[1:]}."
         ),
         "",
         f"| {' | '.join(headings)} |",
