@@ -82,7 +82,6 @@ LONG = {
     "apsched/cli/commands/solve.py run": 90,
     "benchmarks/calibration/worker.py main": 71,
     "benchmarks/common/case.py _solve": 64,
-    "benchmarks/execution/__main__.py main": 67,
     "benchmarks/execution/report.py _network": 74,
     "benchmarks/execution/worker.py main": 62,
     "solver/bounds/any_order/last_reduction.py tail_bound": 65,

@@ -71,7 +71,7 @@ def _split(both: BuiltModel) -> tuple[BuiltModel, ...]:
 
 def _solved(capture: Capture, known: Found, budget: float) -> dict[str, list[Schedule]]:
     """Return the schedules of both graphs by name: the best, and the baselines of several
-    micro-batches where each graph has them.
+    micro-batches where each graph has them; by turns only where that is not the best.
     """
     answers = [
         solve_requested(
@@ -81,9 +81,10 @@ def _solved(capture: Capture, known: Found, budget: float) -> dict[str, list[Sch
         )
         for c in capture.graphs
     ]
+    best = [a.best.schedule for a in answers if a.best is not None]
     found = {}
     for name in (IN_A_ROW, ALTERNATING):
         same = [b.schedule for a in answers for b in a.baselines if b.name == name]
-        if len(same) == len(answers):
+        if len(same) == len(answers) and (name == IN_A_ROW or same != best):
             found[name] = same
-    return found | {INTERLEAVED: [a.best.schedule for a in answers if a.best is not None]}
+    return found | {INTERLEAVED: best}

@@ -5,6 +5,8 @@ from itertools import combinations
 from statistics import fmean, median, quantiles
 from typing import Any
 
+from benchmarks.execution.machine.load import is_quiet
+
 PARTS = {"keep": "Kept parameters", "micro_batches": "Two micro-batches"}
 """Name of a part -> its title."""
 _AXES = {"keep": "fsdp", "micro_batches": "tp"}
@@ -21,7 +23,7 @@ def steps_section(run: Mapping[str, Any]) -> list[str]:
     title = f"{PARTS[part]}, {run['megabits_per_s']:g} Mb/s, {request['seq_len']} tokens"
     rows = sorted(found["runs"], key=lambda row: median(row["measured_us"]))
     cores = [busy for row in rows for busy in row["others_cores"]]
-    counted, slows = sum(len(row["measured_us"]) for row in rows), slowdowns(found["contention"])
+    slows, rounds = slowdowns(found["contention"]), rows[0]["rounds_us"]
     headings = (
         *_HEADINGS[part],
         *("measured, ms", "quartiles, ms", "predicted, ms", "off", "neither slowed, ms"),
@@ -35,8 +37,9 @@ def steps_section(run: Mapping[str, Any]) -> list[str]:
             f" of one thread on a core each, by turns, budget {request['budget']:g}."
             f" {run['machine']}. Other programs and virtual machines kept"
             f" {found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f}"
-            f" during the rounds; {counted} of {len(cores)} steps count, the"
-            f" least disturbed of each row. {slows[0].upper()}{slows[1:]}."
+            f" during the rounds; {sum(map(is_quiet, cores))} of {len(cores)} steps were"
+            f" undisturbed. The {len(rows[0]['measured_us'])} least disturbed of {len(rounds)} rounds are in the"
+            f" table. {slows[0].upper()}{slows[1:]}."
         ),
         "",
         f"| {' | '.join(headings)} |",
@@ -99,10 +102,24 @@ def _line(part: str, row: Mapping[str, Any]) -> str:
 
 def _orders(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     apart, wrong = pairs_apart(rows), inversions(rows)
+    by_prediction = sorted(rows, key=lambda row: row["predicted_us"])
     return [
         (
             f"{len(apart)} of {len(rows) * (len(rows) - 1) // 2} pairs have quartiles that do not"
             f" overlap; {len(wrong)} of them ran in another order than predicted."
         ),
         *(f"- {fast} and {slow}" for fast, slow in wrong),
+        "",
+        "In all rounds, disturbed ones too, the step that is faster by prediction was faster in:",
+        "",
+        *(_rounds_line(fast, slow) for fast, slow in combinations(by_prediction, 2)),
     ]
+
+
+def _rounds_line(fast: Mapping[str, Any], slow: Mapping[str, Any]) -> str:
+    ratios = [b / a for a, b in zip(fast["rounds_us"], slow["rounds_us"], strict=True)]
+    return (
+        f"- {fast['name']} before {slow['name']}: {sum(ratio > 1 for ratio in ratios)} of"
+        f" {len(ratios)} rounds; median ratio {median(ratios):.3f}, predicted"
+        f" {slow['predicted_us'] / fast['predicted_us']:.3f}"
+    )

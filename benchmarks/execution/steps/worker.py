@@ -32,7 +32,7 @@ from benchmarks.execution.steps.micro_batches import both_batches, capture_both,
 from benchmarks.execution.steps.step_run import StepRun, is_same
 from benchmarks.execution.worker import WARM_UPS, as_run, by_turns, memory, predicted_us
 
-KEEP, MICRO_BATCHES = "keep", "micro_batches"
+KEEP = "keep"
 
 
 def main(process_rank: int, world_size: int, folder: Path) -> None:
@@ -54,11 +54,16 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     times, cores = by_turns(
         {run.name: run.run for run in runs}, request["rounds"], calibration.observe
     )
-    meanwhile = calibration.found(since=solved_at)
+    meanwhile, counted = calibration.found(since=solved_at), counted_rounds(cores)
     report = {
         "runs": [
-            _figures(run, times[run.name], cores[run.name], meanwhile)
-            | {"same_bits": same[run.name]}
+            _figures(run, meanwhile)
+            | {
+                "measured_us": [times[run.name][k] for k in counted],
+                "rounds_us": times[run.name],
+                "others_cores": cores[run.name],
+                "same_bits": same[run.name],
+            }
             for run in runs
         ],
         "contention": contention_json(meanwhile.contention),
@@ -86,9 +91,7 @@ def _captured(request: Mapping[str, Any], world_size: int) -> tuple[BuiltModel, 
     return both, capture_both(both)
 
 
-def _figures(
-    run: StepRun, times: Sequence[float], cores: Sequence[float], found: Found
-) -> dict[str, Any]:
+def _figures(run: StepRun, found: Found) -> dict[str, Any]:
     priced = as_run(run.modules, run.capture, found)
     counted = memory(run.inputs[0], run.modules, run.capture, found.queues)
     for key in ("counted_bytes", "predicted_bytes"):
@@ -97,12 +100,17 @@ def _figures(
     return {
         "name": run.name,
         "num_kept": run.num_kept,
-        "measured_us": [times[k] for k in undisturbed(cores)],
-        "others_cores": list(cores),
         "predicted_us": num_times * predicted_us(priced, found.contention),
         "predicted_alone_us": num_times * predicted_us(priced, None),
         "memory": counted,
     }
+
+
+def counted_rounds(cores: Mapping[str, Sequence[float]]) -> list[int]:
+    """Return the rounds that count, the same for every way to run the step: times of one round are
+    alike disturbed. ``cores`` are those that others kept busy, by name and round.
+    """
+    return undisturbed([max(of_round) for of_round in zip(*cores.values(), strict=True)])
 
 
 if __name__ == "__main__":

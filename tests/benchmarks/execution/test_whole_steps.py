@@ -13,6 +13,7 @@ from benchmarks.execution.machine.slow_network import why_not
 from benchmarks.execution.steps import step_run
 from benchmarks.execution.steps.report import pairs_apart, steps_section
 from benchmarks.execution.steps.step_run import StepRun, is_same
+from benchmarks.execution.steps.worker import counted_rounds
 
 NAMES = {
     "keep": {"none", "all", "last_block"},
@@ -76,6 +77,12 @@ def test_steps_of_other_bits_are_not_the_same():
     assert not is_same(one, (torch.tensor(1.0), {"w": torch.ones(2), "v": torch.ones(2)}))
 
 
+def test_a_round_counts_where_all_its_steps_are_quiet():
+    cores = {"a": [0.0, 0.9, 0.1, 0.0, 0.05, 0.0], "b": [0.0, 0.1, 0.1, 0.0, 0.0, 0.5]}
+    assert counted_rounds(cores) == [0, 2, 3, 4]
+    assert counted_rounds({"a": cores["a"], "b": [0.3, 0.0, 0.4, 0.1, 0.8, 0.7]}) == [0, 2, 3, 5]
+
+
 def row(name, predicted, *measured, same_bits=True):
     memory = [{"counted_bytes": 2**20, "predicted_bytes": 2**20, "nodes_apart": 0}]
     return {
@@ -84,6 +91,7 @@ def row(name, predicted, *measured, same_bits=True):
         "predicted_us": predicted,
         "predicted_alone_us": predicted,
         "measured_us": list(measured),
+        "rounds_us": list(measured),
         "others_cores": [0.0] * len(measured),
         "memory": memory,
         "same_bits": same_bits,
@@ -111,4 +119,6 @@ def test_the_page_names_other_bits_and_other_orders():
     assert "| none | 0 | 5.0 | 5.0 to 5.0 | 9.0 | +80.0 % | 9.0 | 1.00 | 1.00 | equal |" in text
     assert "| all | 0 | 7.0 | 7.0 to 7.0 | 8.0 | +14.3 % | 8.0 | 1.00 | 1.00 | **differ** |" in text
     assert "1 of 1 pairs have quartiles that do not overlap; 1 of them ran" in text
-    assert lines[-1] == "- none and all"
+    assert "- none and all" in lines
+    expected = "- all before none: 0 of 3 rounds; median ratio 0.714, predicted 1.125"
+    assert lines[-1] == expected
