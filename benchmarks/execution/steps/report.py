@@ -38,8 +38,8 @@ def steps_section(run: Mapping[str, Any]) -> list[str]:
             f" {run['machine']}. Other programs and virtual machines kept"
             f" {found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f}"
             f" during the rounds; {sum(map(is_quiet, cores))} of {len(cores)} steps were"
-            f" undisturbed. The {len(rows[0]['measured_us'])} least disturbed of {len(rounds)} rounds are in the"
-            f" table. {slows[0].upper()}{slows[1:]}."
+            f" undisturbed. The {len(rows[0]['measured_us'])} least disturbed of {len(rounds)}"
+            f" rounds are in the table. {slows[0].upper()}{slows[1:]}."
         ),
         "",
         f"| {' | '.join(headings)} |",
