@@ -79,9 +79,7 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     for _ in range(WARM_UPS + request["profiled_steps"]):
         calibration.observe()
     first, solved_at = calibration.found(since=WARM_UPS), len(calibration.steps)
-    problems = [
-        exported(captured, captured.module, first.queues, capture) for captured in capture.graphs
-    ]
+    problems = [exported(c, c.module, first.queues, capture) for c in capture.graphs]
     caps, runnables = schedules(capture, problems, first, request["budget"])
     steps = {runnable.name: partial(run, built, runnable.modules) for runnable in runnables}
     times, cores = by_turns(steps, request["rounds"], calibration.observe)
@@ -99,10 +97,7 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
         for runnable in runnables
         for priced in [as_run(runnable.modules, capture, meanwhile)]
     ]
-    plain = [
-        exported(captured, captured.module, meanwhile.no_queues, capture)
-        for captured in capture.graphs
-    ]
+    plain = [exported(c, c.module, meanwhile.no_queues, capture) for c in capture.graphs]
     timelines = [simulate(problem, as_captured(problem.num_nodes)) for problem in plain]
     report = {
         "schedules": found,
