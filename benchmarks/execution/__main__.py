@@ -41,8 +41,8 @@ _RESULTS = Path(__file__).resolve().parents[1] / "results"
 _ON_NETWORKS = {"network": "networks", **{part: part for part in PARTS}}
 """Parts that run on networks -> key of their figures in the report."""
 _PARTS = (*_ON_NETWORKS, "device", "checks")
-_SMOKE = {"rates": "400", "seq": "32", "rounds": "2", "budget": "0.05"}
-_SMOKE_LAYERS = 1
+_SMOKE = {"rates": "2000", "seq": "32", "rounds": "2", "budget": "0.05"}
+_SMOKE_LAYERS = 2
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 

@@ -55,7 +55,7 @@ def test_smoke_writes_nothing_without_a_folder(monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.execution.__main__.markdown", lambda report: "the page")
     monkeypatch.setattr("benchmarks.execution.__main__._RESULTS", None)
     assert main(["--smoke"]) == 0
-    assert asked == [(400, "keep", 1), (400, "micro_batches", 1)]
+    assert asked == [(2000, "keep", 2), (2000, "micro_batches", 2)]
     assert capsys.readouterr().out == "the page\n"
 
 
