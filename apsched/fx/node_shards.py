@@ -43,11 +43,13 @@ def node_groups(
     """
     found = {}
     for name, ranks in group_ranks.items():
+        if process_rank not in ranks:
+            continue
         nodes = [rank // ranks_per_node for rank in ranks]
         size, *others = sorted(set(Counter(nodes).values()))
         blocks = [set(nodes[k : k + size]) for k in range(0, len(nodes), size)]
         apart = not others and size > 1 and all(len(block) == 1 for block in blocks)
-        if process_rank in ranks and len(blocks) > 1 and apart:
+        if len(blocks) > 1 and apart:
             at = list(ranks).index(process_rank)
             first = at - at % size
             found[name] = NodeGroup(

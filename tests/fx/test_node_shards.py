@@ -45,6 +45,7 @@ def test_ranks_of_a_node_by_hand() -> None:
         "another": ((4, 5, 6, 7), 2),
     }
     assert node_groups({"turns": (0, 4, 1, 5)}, 4) == {}, "FSDP2 takes consecutive ranks"
+    assert node_groups({"unknown": ()}, 4) == {}
 
 
 def _in_node(capture: Capture, names: tuple[str, ...], process_rank: int = 0) -> Capture:
