@@ -204,7 +204,7 @@ def cases(rank: int, world_size: int, folder: Path) -> dict[str, Case]:
                     raise InputError("no role")
                 return GraphModule(joint, joint.graph)
 
-            return prepare_joint(joint, settings, prepare) is joint
+            return prepare_joint(joint, settings, prepare) is None
 
         return run
 
