@@ -2,6 +2,7 @@
 gathered, cast and reduced with the settings of its unit.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -67,13 +68,8 @@ def resharded(capture: Capture, model: nn.Module) -> Capture:
     Each such unit has a process group of its own; the graphs name the first of them, since FSDP2
     runs all gathers on one stream.
     """
-    policies = _policies(model)[0]
-    wanted = {
-        f"{path}.{name}" if path else name: policies[id(module), name]
-        for path, module in model.named_modules()
-        for name in module._parameters
-        if (id(module), name) in policies and policies[id(module), name].node_group is not None
-    }
+    named = _by_name(model, _policies(model)[0])
+    wanted = {name: of for name, of in named.items() if of.node_group is not None}
     if not wanted or len(capture.graphs) != 2:
         return capture
     nodes: dict[str, NodeGroup] = {}
@@ -135,13 +131,20 @@ def fake_step(
             new.__class__ = _gathering(type(new), entered)
         if id(original) in casts:
             _cast(new, casts[id(original)])
-    kept = (
-        f"{path}.{name}" if path else name
+    kept = tuple(name for name, of in _by_name(model, parameters).items() if of.kept)
+    return copy, fake_inputs(inputs, mode), kept
+
+
+def _by_name(
+    model: nn.Module, parameters: Mapping[tuple[int, str], GatheredParameter]
+) -> dict[str, GatheredParameter]:
+    """Return ``parameters`` by their fully qualified name."""
+    return {
+        f"{path}.{name}" if path else name: parameters[id(module), name]
         for path, module in model.named_modules()
         for name in module._parameters
-        if (id(module), name) in parameters and parameters[id(module), name].kept
-    )
-    return copy, fake_inputs(inputs, mode), tuple(kept)
+        if (id(module), name) in parameters
+    }
 
 
 def group_names_of(model: nn.Module) -> tuple[str, ...]:

@@ -139,7 +139,7 @@ def with_kept(
     """
     forward = copied(forward)
     made = {node.name: node for node in forward.graph.nodes}
-    last_use = _last_uses(forward.graph)
+    last_use = _last_uses(forward.graph) if in_node else {}
     taken: dict[str, list[_Taken]] = {}
     gone: set[str] = set()
     parts: dict[str, str] = {}

@@ -254,12 +254,16 @@ def kept_tensors(again: Sequence[LoadedGraph], kept: Graphs) -> dict[str, tuple[
 
 def _priced(old: LoadedGraph, captured: "CapturedGraph") -> LoadedGraph:
     """Return the graph ``captured``, priced as ``old``."""
+    from apsched.fx.collectives import group_name, is_collective
+
     assert old.cost_model is not None
+    groups = {group_name(node) for node in captured.module.graph.nodes if is_collective(node)}
+    used = {around: node for around, node in old.nodes.items() if node.name in groups}
     new = loaded_graph(
         captured,
         old.cost_model,
         cluster=old.dag.graph["cluster"],
-        group_ranks={**old.group_ranks, **{node.name: node.ranks for node in old.nodes.values()}},
+        group_ranks={**old.group_ranks, **{node.name: node.ranks for node in used.values()}},
         device_memory_bytes=old.device_memory_bytes,
         nodes=old.nodes,
         progress=Progress(quiet=True),
@@ -267,7 +271,7 @@ def _priced(old: LoadedGraph, captured: "CapturedGraph") -> LoadedGraph:
     new = replace(new, group_ranks=old.group_ranks, seconds=old.seconds, beside=old.beside)
     contention = old.problem.contention
     if contention is not None:
-        names = {group: node.name for group, node in old.nodes.items()}
+        names = {around: node.name for around, node in used.items()}
         contention = with_node_groups(contention, names)
     return replace(new, problem=with_contention(new.problem, contention))
 

@@ -153,3 +153,6 @@ def test_transfers_in_the_node_share_its_links_alone() -> None:
     found = backward.problem.contention
     assert found is not None
     assert dict(found.links_of_group) == {group: (0, 1), f"{group}+node": (0,)}
+    _, backward = with_kept((graphs[0], graphs[1]), Choice(NAMES))
+    assert backward.problem.contention == links, "where nothing is resharded, nothing changes"
+    assert f"{group}+node" not in backward.dag.graph["group_ranks"]
