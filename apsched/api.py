@@ -61,6 +61,8 @@ from apsched.problem.problem import Problem
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap, checked_group_ranks
 from apsched.report.answer.step import StepResult
+from apsched.whole_step.accumulation import Accumulation
+from apsched.whole_step.accumulation_search import solve_accumulation
 from apsched.whole_step.keep_request import keep_request, plan_for
 from apsched.whole_step.pair import Step, kept_tensors
 from apsched.whole_step.search import solve_choice
@@ -318,6 +320,7 @@ def solve_step(
     mesh: str | None = None,
     *,
     keep: str | PathLike[str] | Iterable[str] = "auto",
+    accumulate: int = 1,
     cluster: str = DEFAULT_CLUSTER,
     activation_checkpoint: str = "none",
     caps: Caps | None = None,
@@ -343,6 +346,10 @@ def solve_step(
         ``"auto"``, ``"none"``, ``"all"``, names of parameters (or regular expressions), or a file
         of such. ``NAME @node``: each process rank keeps one part, and gathers the others of its
         node in backward.
+    accumulate
+        Micro-batches in a row; ``model`` and ``inputs`` are of one. With more than one the choice
+        is also which parameters stay gathered until the next micro-batch (``NAME @next``), and
+        which gradients are added and reduced once (``NAME @sum``).
     memory_cap
         Bytes of each graph, or a text as for ``--memory-cap``. By default the memory of the
         cluster's device, less the bytes that it holds beside the graphs with ``optimizer`` and
@@ -372,6 +379,9 @@ def solve_step(
     with _captured(model, inputs, mesh, activation_checkpoint) as found:
         graphs = under_plan(_priced(found, cluster), request)
         step = Step.of(graphs, request, Progress(quiet=True))
+        if accumulate > 1:
+            several = Accumulation.of(step, accumulate)
+            return StepResult(answer=solve_accumulation(several, wanted, "keep"), kept_tensors={})
         answer = solve_choice(step, wanted, "keep")
         return StepResult(answer=answer, kept_tensors=kept_tensors(graphs, answer.best.graphs))
 

@@ -122,24 +122,38 @@ def base_of_node_group(group: str) -> str | None:
     return group.removesuffix(_IN_NODE) if group.endswith(_IN_NODE) else None
 
 
-_ENTRY_IN_NODE = " @node"
+IN_NODE, NEXT, SUM = "@node", "@next", "@sum"
+"""Marks of entries in a choice about parameters: resharded in its node; gathered from backward to
+the next forward; gradients added before they are reduced.
+"""
 
 
-def in_node(name: str) -> str:
-    """Return the entry for a parameter that is resharded in its node, in a choice of kept
-    parameters.
+def marked(name: str, mark: str) -> str:
+    """Return the entry about the parameter ``name`` with a mark.
 
-    >>> in_node("norm.weight"), name_of("norm.weight @node"), name_of("norm.weight")
-    ('norm.weight @node', 'norm.weight', 'norm.weight')
+    >>> marked("norm.weight", NEXT), name_of("norm.weight @next"), mark_of("norm.weight")
+    ('norm.weight @next', 'norm.weight', '')
     """
-    return name + _ENTRY_IN_NODE
+    return f"{name} {mark}"
 
 
-def is_in_node(entry: str) -> bool:
-    """Return whether an entry is about a parameter that is resharded in its node."""
-    return entry.endswith(_ENTRY_IN_NODE)
+def mark_of(entry: str) -> str:
+    """Return the mark of an entry; empty for a parameter that is kept from forward to backward."""
+    found = entry.rpartition(" ")[2]
+    return found if found in (IN_NODE, NEXT, SUM) else ""
 
 
 def name_of(entry: str) -> str:
     """Return the parameter that an entry is about."""
-    return entry.removesuffix(_ENTRY_IN_NODE)
+    mark = mark_of(entry)
+    return entry.removesuffix(f" {mark}") if mark else entry
+
+
+def in_node(name: str) -> str:
+    """Return the entry for a parameter that is resharded in its node."""
+    return marked(name, IN_NODE)
+
+
+def is_in_node(entry: str) -> bool:
+    """Return whether an entry is about a parameter that is resharded in its node."""
+    return mark_of(entry) == IN_NODE

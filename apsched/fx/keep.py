@@ -85,7 +85,7 @@ def gathered_again(forward: GraphModule, backward: GraphModule) -> dict[str, Gat
     found: dict[str, GatheredAgain] = {}
     for passed, shard in shards.items():
         chain = chains[passed]
-        values = _handed_over(chain)
+        values = handed_over(chain)
         if not values:
             continue
         rest = _still_needed(passed, chain, values)
@@ -93,7 +93,7 @@ def gathered_again(forward: GraphModule, backward: GraphModule) -> dict[str, Gat
             shard=shard.name,
             passed=passed.name,
             values=tuple((chain[value].name, value.name) for value in values),
-            value_bytes=tuple(_bytes_of([value]) for value in values),
+            value_bytes=tuple(node_bytes([value]) for value in values),
             num_elements=max(size_hint(t.numel()) for v in values for t in tensors_of(v)),
             gathers=tuple(
                 node.name
@@ -101,7 +101,7 @@ def gathered_again(forward: GraphModule, backward: GraphModule) -> dict[str, Gat
                 if is_collective(node)
             ),
             frees_shard=not rest,
-            shard_bytes=_bytes_of([shard]),
+            shard_bytes=node_bytes([shard]),
             group=_only_group(values, chain),
             divisor=gcd(*(divisor(value.meta["val"]) for value in values)),
         )
@@ -164,7 +164,13 @@ def with_kept(
 def passed_values(module: GraphModule) -> list[str]:
     """Return the names of the nodes that are inputs or outputs of ``module``."""
     inputs = [node.name for node in module.graph.find_nodes(op="placeholder")]
-    return inputs + [node.name for node in _outputs(module.graph) if isinstance(node, Node)]
+    return inputs + [node.name for node in outputs_of(module.graph) if isinstance(node, Node)]
+
+
+def forward_node_of(forward: GraphModule, backward: GraphModule) -> dict[Node, Node]:
+    """Return node of backward -> the node of forward whose computation from a shard it repeats."""
+    shards = _passed_shards(forward.graph, backward.graph)
+    return {node: same for node, (same, _) in _made_again(forward.graph, shards).items()}
 
 
 def _taking(
@@ -215,7 +221,7 @@ def _passed_shards(forward: torch.fx.Graph, backward: torch.fx.Graph) -> dict[No
     """Return backward placeholder -> forward placeholder, of inputs that forward passes on, itself
     or a view of it.
     """
-    handed = {node.name: node for node in _outputs(forward) if isinstance(node, Node)}
+    handed = {node.name: node for node in outputs_of(forward) if isinstance(node, Node)}
     found = {}
     for node in backward.find_nodes(op="placeholder"):
         if node.name in handed and (base := _storage_of(handed[node.name])).op == "placeholder":
@@ -227,7 +233,7 @@ def _made_again(
     forward: torch.fx.Graph, shards: Mapping[Node, Node]
 ) -> dict[Node, tuple[Node, Node]]:
     """Return backward node -> forward node of the same value, and the shard that both come from."""
-    handed = {node.name: node for node in _outputs(forward) if isinstance(node, Node)}
+    handed = {node.name: node for node in outputs_of(forward) if isinstance(node, Node)}
     made = {passed: (handed[passed.name], passed) for passed in shards}
     backward = next(iter(shards)).graph if shards else None
     for node in backward.nodes if backward is not None else ():
@@ -256,7 +262,7 @@ def _same_call(node: Node, other: Node, made: Mapping[Node, tuple[Node, Node]]) 
     )
 
 
-def _handed_over(chain: Mapping[Node, Node]) -> list[Node]:
+def handed_over(chain: Mapping[Node, Node]) -> list[Node]:
     """Return the backward nodes whose values forward can hand over in place of the gathers of
     ``chain``; none where it has no gather.
     """
@@ -270,7 +276,7 @@ def _handed_over(chain: Mapping[Node, Node]) -> list[Node]:
     before_compute = list(dict.fromkeys(_storage_of(node) for node in read))
     above = {n for node in chain if is_collective(node) for n in _ancestors(node, chain)}
     waits = [node for node in chain if is_wait_tensor(node) and node not in above]
-    return min(before_compute, waits, key=_bytes_of)
+    return min(before_compute, waits, key=node_bytes)
 
 
 def _only_group(values: Collection[Node], chain: Mapping[Node, Node]) -> str:
@@ -314,11 +320,11 @@ def _storage_of(node: Node) -> Node:
     return node
 
 
-def _bytes_of(nodes: Iterable[Node]) -> int:
+def node_bytes(nodes: Iterable[Node]) -> int:
     return sum(tensor_bytes(tensor) for node in nodes for tensor in tensors_of(node))
 
 
-def _outputs(graph: torch.fx.Graph) -> list[Any]:
+def outputs_of(graph: torch.fx.Graph) -> list[Any]:
     values = graph.output_node().args[0]
     assert isinstance(values, list | tuple)
     return list(values)
@@ -328,7 +334,7 @@ def _hand_over(graph: torch.fx.Graph, passed: str, values: Collection[Node], *, 
     """Put ``values`` behind the output ``passed`` (or in its place), with as many of its
     descriptions.
     """
-    output, outputs = graph.output_node(), _outputs(graph)
+    output, outputs = graph.output_node(), outputs_of(graph)
     places = [k for k, v in enumerate(outputs) if isinstance(v, Node) and v.name == passed]
     if not places:
         raise InputError(f"expected a forward graph that passes {passed} on, found none")

@@ -16,6 +16,7 @@ from apsched.names import node_group_name
 _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
 _TAGS = ("recompute", "ac_graph_id", "from_node", "desc")
 """Metadata that is about the one node alone."""
+_IN_NODE, _WHOLE = "_in_node", "_whole"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,12 @@ def hand_over_part(graph: Graph, value: Node, group: NodeGroup, last_use: Node) 
         args = (flat, 0, first, first + size)
         part = _call(graph, _aten.slice.Tensor, args, f"{value.name}_part", meta)
     with graph.inserting_after(part):
-        return _call(graph, _aten.clone.default, (part,), f"{value.name}_in_node", meta)
+        return _call(graph, _aten.clone.default, (part,), f"{value.name}{_IN_NODE}", meta)
+
+
+def gathered_in_node(name: str) -> str:
+    """Return the name of the node of backward that gathers the value ``name`` of forward."""
+    return f"{name}{_IN_NODE}{_WHOLE}"
 
 
 def gather_in_node(graph: Graph, part: Node, like: Node, start: Node, group: NodeGroup) -> Node:
@@ -95,7 +101,7 @@ def gather_in_node(graph: Graph, part: Node, like: Node, start: Node, group: Nod
     gather = _call(graph, _c10d.all_gather_into_tensor.default, args, f"{part.name}_gather", meta)
     whole = _call(graph, _c10d.wait_tensor.default, (gather,), f"{part.name}_wait", meta)
     shape = list(like.meta["val"].shape)
-    name = f"{part.name}_whole"
+    name = f"{part.name}{_WHOLE}"
     return _call(graph, _aten.view.default, (whole, shape), name, _inherited(like))
 
 

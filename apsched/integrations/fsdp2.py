@@ -53,6 +53,10 @@ class UnitSettings:
     """A number: to so many process ranks, that of ``fully_shard``."""
     unshard_in_backward: bool
     """Otherwise backward does not need its parameters (an embedding's)."""
+    reshard_after_backward: bool = True
+    """Otherwise the next micro-batch finds the unit gathered."""
+    reduce_gradients: bool = True
+    """Otherwise its gradients are added to those of the next micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +85,16 @@ def apply_fsdp2(
         where FSDP2 cannot follow the schedule; the message names the bucket, and the nearest bucket
         that FSDP2 can form. Nothing is set then.
     """
+    settings = fsdp2_settings(units_of(model), solved_graphs(solved))
+    set_up(model, settings)
+    return settings
+
+
+def set_up(model: nn.Module, settings: Fsdp2Settings) -> None:
+    """Set up the units of ``model`` for a forward and a backward with ``settings``; ``InputError``
+    where the settings need another ``fully_shard``.
+    """
     units = units_of(model)
-    settings = fsdp2_settings(units, solved_graphs(solved))
     _check_resharded(units, settings)
     handles = {unit.name: unit.handle for unit in units}
     setting_of = {setting.name: setting for setting in settings.units}
@@ -101,7 +113,6 @@ def apply_fsdp2(
         handle.set_unshard_in_backward(one.unshard_in_backward)
     if any(one.backward_prefetch is not None for one in settings.units):
         _set_buffers(model, settings.reduce_scatter_buffers)
-    return settings
 
 
 def _check_resharded(units: Sequence[Unit], settings: Fsdp2Settings) -> None:
@@ -138,18 +149,22 @@ def fsdp2_plan(model: nn.Module, graph: "nx.DiGraph | Problem") -> Plan:
     )
 
 
-def fsdp2_settings(units: Sequence[Unit], solved: Mapping[str, Solved]) -> Fsdp2Settings:
+def fsdp2_settings(
+    units: Sequence[Unit], solved: Mapping[str, Solved], first: Problem | None = None
+) -> Fsdp2Settings:
     """Return the settings of the units; ``solved`` are the schedules by graph: ``forward``,
-    and ``backward`` where there is one.
+    and ``backward`` where there is one. ``first`` is the forward graph of the first micro-batch,
+    which gathers all units, if the one of ``solved`` is of another micro-batch.
     """
     by_parameter = {name: unit for unit in units for name in unit.parameters}
     problem, schedule = solved["forward"]
+    whole = problem if first is None else first
     launches = launches_of(problem, schedule, CollectiveKind.ALL_GATHER, by_parameter)
-    if not launches:
+    if not launches and whole is problem:
         raise InputError(
             "forward: expected gathers of parameters, found none; FSDP2 needs no settings"
         )
-    hooks = _forward_hooks(units, _needs(problem, by_parameter))
+    hooks = _forward_hooks(units, _needs(whole, by_parameter, problem))
     ahead = prefetch_lists(hooks, launches)
     names = [hook.unit for hook in hooks]
     behind: dict[str, tuple[str, ...]] | None = None
@@ -158,9 +173,9 @@ def fsdp2_settings(units: Sequence[Unit], solved: Mapping[str, Solved]) -> Fsdp2
     if "backward" in solved:
         behind, gathered = _backward(units, names, solved["backward"], by_parameter)
         buffers = _reductions_in_flight(*solved["backward"], by_parameter, names)
-        _refuse_kept_in_part(problem, solved["backward"][0], units)
-        in_node = _resharded_units(problem, solved["backward"][0], units)
-    kept = {unit.name for unit in units if unit.name not in gathered and _is_saved(problem, unit)}
+        _refuse_kept_in_part(whole, solved["backward"][0], units)
+        in_node = _resharded_units(whole, solved["backward"][0], units)
+    kept = {unit.name for unit in units if unit.name not in gathered and _is_saved(whole, unit)}
     return Fsdp2Settings(
         units=tuple(
             UnitSettings(
@@ -238,11 +253,19 @@ def _backward_need(unit: Unit, units: Sequence[Unit], needs: Mapping[str, int]) 
     return min(inside, default=None)
 
 
-def _needs(problem: Problem, by_parameter: Mapping[str, Unit]) -> dict[str, int]:
+def _needs(
+    problem: Problem, by_parameter: Mapping[str, Unit], run: Problem | None = None
+) -> dict[str, int]:
     """Return for each unit that is gathered how many compute nodes lie before the first that needs
-    it.
+    it; in ``run``, the same graph without some of the gathers, if that is stated.
     """
     place = {node: k for k, node in enumerate(problem.compute_order)}
+    if run is not None:
+        at = {run.node_names[node]: k for k, node in enumerate(run.compute_order)}
+        known = [at.get(problem.node_names[node]) for node in place]
+        behind = len(at)
+        for node, k in reversed(list(zip(place, known, strict=True))):
+            behind = place[node] = behind if k is None else k
     found: dict[str, int] = {}
     gathers = set(movable(problem, CollectiveKind.ALL_GATHER))
     for c, needed in zip(problem.collectives, problem.needs, strict=True):
@@ -379,17 +402,20 @@ def solved_graphs(solved: Result | Iterable[Result] | str | PathLike[str]) -> di
             " one after the other"
         )
     for problem, schedule in pairs:
-        if moved_compute(problem, schedule):
-            raise InputError(
-                f"{problem.name}: the schedule moves compute, and FSDP2 cannot; solve with"
-                " max_compute_move=0"
-            )
+        refuse_moved_compute(problem, schedule)
     return found
 
 
-def _from_directory(folder: Path) -> Iterable[Solved]:
-    from apsched.graph.graph_file import load_graph
+def refuse_moved_compute(problem: Problem, schedule: Schedule) -> None:
+    """Raise ``InputError`` for a schedule that moves compute."""
+    if moved_compute(problem, schedule):
+        raise InputError(
+            f"{problem.name}: the schedule moves compute, and FSDP2 cannot; solve with"
+            " max_compute_move=0"
+        )
 
+
+def _from_directory(folder: Path) -> Iterable[Solved]:
     names = [
         name for name in ("forward", "backward") if (folder / f"{name}.schedule.json").is_file()
     ]
@@ -399,5 +425,12 @@ def _from_directory(folder: Path) -> Iterable[Solved]:
             " forward.schedule.json, ...), found no schedule"
         )
     for name in names:
-        problem = build_problem(load_graph(folder / f"{name}.graph"))
-        yield problem, replay(problem, load_schedule(folder / f"{name}.schedule.json")).schedule
+        yield read_solved(folder, name)
+
+
+def read_solved(folder: Path, name: str) -> Solved:
+    """Return problem and schedule of the graph ``name`` that ``apsched solve -o FOLDER`` wrote."""
+    from apsched.graph.graph_file import load_graph
+
+    problem = build_problem(load_graph(folder / f"{name}.graph"))
+    return problem, replay(problem, load_schedule(folder / f"{name}.schedule.json")).schedule

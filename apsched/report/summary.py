@@ -394,16 +394,19 @@ def print_solved(
     rate: StepRate | None,
     metrics: bool,
     rewritten: bool,
+    whole_step: bool = True,
 ) -> None:
     """Print the summary of the step, then the account of the device's memory, the table, the
     certificates (with ``metrics`` by direction, group and kind, too), and the written files.
 
-    ``rate``: tokens and operations of the step; ``rewritten``: the source had FX graphs.
+    ``rate``: tokens and operations of the step; ``rewritten``: the source had FX graphs;
+    ``whole_step``: these are the graphs of one step, each of which runs once.
     """
     out = console(stdout)
-    for line in first_lines(results, rate):
-        out.print(line, markup=False)
-    out.print()
+    if whole_step:
+        for line in first_lines(results, rate):
+            out.print(line, markup=False)
+        out.print()
     if (account := account_table(results)) is not None:
         out.print(account)
         out.print()

@@ -3,7 +3,8 @@
 A file has an entry a line, without ``#`` comments: the name of a parameter, or a regular expression
 that fits all of its name. With ``@node`` behind it the parameter is resharded in its node: each
 process rank keeps one part, and backward gathers it in the node. A parameter that another entry
-keeps is kept.
+keeps is kept. In a step of several micro-batches ``@next`` has the parameter gathered from backward
+to the next forward, and ``@sum`` its gradients added and reduced once.
 """
 
 import re
@@ -13,11 +14,26 @@ from os import PathLike
 from pathlib import Path
 
 from apsched.errors import InputError
-from apsched.names import in_node, is_in_node, name_of
+from apsched.names import IN_NODE, NEXT, SUM, in_node, is_in_node, mark_of, name_of
 from apsched.problem.plan.rules import Plan
 from apsched.whole_step.choices import ALL, NONE, Choice
 
 AUTO = "auto"
+_WHICH = {
+    "": "forward and backward both gather",
+    IN_NODE: (
+        "forward and backward both gather, over several nodes with several of their process ranks"
+        " on each,"
+    ),
+    NEXT: "forward gathers, in a step with --accumulate,",
+    SUM: "have a gradient that backward reduces, in a step with --accumulate,",
+}
+_ONE_GRAPH = "one graph has all micro-batches"
+_NOT_JOINT = {
+    IN_NODE: "its gather in the node would depend on compute, and share no launch",
+    NEXT: _ONE_GRAPH,
+    SUM: _ONE_GRAPH,
+}
 KEPT_FILE = "kept.txt"
 """File of an answer that has the names of the parameters kept."""
 
@@ -41,15 +57,9 @@ class KeepRequest:
         for entry in self.entries:
             if not _fits(entry, names):
                 known = f"such as {names[0]}" if names else "there are none"
-                which = (
-                    "forward and backward both gather, over several nodes with several of their"
-                    " process ranks on each,"
-                    if is_in_node(entry)
-                    else "forward and backward both gather"
-                )
                 raise InputError(
-                    f"{label}: expected parameters that {which} ({known}), found none that"
-                    f" {entry!r} fits; drop that entry"
+                    f"{label}: expected parameters that {_WHICH[mark_of(entry)]} ({known}), found"
+                    f" none that {entry!r} fits; drop that entry"
                 )
         return self.fitting(names)
 
@@ -77,18 +87,18 @@ def kept_in_joint_graph(
             f" with --direction both first, then state its {KEPT_FILE}: --direction joint --keep"
             f" {KEPT_FILE}"
         )
-    if shared := next(filter(is_in_node, keep.entries), None):
+    if shared := next(filter(mark_of, keep.entries), None):
         raise InputError(
             f"--keep: expected parameters that are kept whole with --direction joint, found"
-            f" {shared!r}: its gather in the node would depend on compute, and share no launch;"
-            " choose --direction both, or drop that entry"
+            f" {shared!r}: {_NOT_JOINT[mark_of(shared)]}; choose --direction both, or drop that"
+            " entry"
         )
     return KeepRequest(), keep.chosen
 
 
 def _fits(entry: str, names: Sequence[str]) -> list[str]:
     """Return the parameter called ``entry``; else those that it fits as a regular expression."""
-    pattern, among = name_of(entry), [n for n in names if is_in_node(n) == is_in_node(entry)]
+    pattern, among = name_of(entry), [n for n in names if mark_of(n) == mark_of(entry)]
     return [n for n in among if n == entry] or [
         n for n in among if re.fullmatch(pattern, name_of(n))
     ]

@@ -145,11 +145,12 @@ class Step:
         if not kept:
             return self.graphs
         if kept not in self.made:
-            first, second = (self._posed(graph) for graph in with_kept(self.graphs, kept))
+            first, second = (self.posed(graph) for graph in with_kept(self.graphs, kept))
             self.made[kept] = first, second
         return self.made[kept]
 
-    def _posed(self, graph: LoadedGraph) -> LoadedGraph:
+    def posed(self, graph: LoadedGraph) -> LoadedGraph:
+        """Return ``graph`` under the plan of the request."""
         problem, without = self.request.posed(graph.problem)
         return replace(graph, problem=problem, without_bitwise=without)
 
@@ -160,7 +161,7 @@ class Step:
             beside = self.beside_bytes(kept)
             size = sum(self.entry_bytes[entry] for entry in kept)
             with self.progress.stage(f"solve with {len(kept)} parameters kept"):
-                more = self._communicator_bytes(graphs)
+                more = self.communicator_bytes(graphs)
                 forward = self._solve(graphs[0], self.caps[0], more)
                 backward = self._solve(graphs[1], self.caps[1], more + beside)
             self.solved[kept] = SolvedChoice(
@@ -172,7 +173,7 @@ class Step:
             )
         return self.solved[kept]
 
-    def _communicator_bytes(self, graphs: Graphs) -> int:
+    def communicator_bytes(self, graphs: Graphs) -> int:
         """Return the bytes of the communicators that ``graphs`` have beside those as captured, if
         the cap is the memory of the device.
         """
@@ -234,7 +235,7 @@ def with_kept(graphs: Graphs, kept: Choice) -> Graphs:
     assert forward is not None
     assert backward is not None
     pair = keep(forward, backward, kept, graphs[1].nodes)
-    first, second = (_priced(old, new) for old, new in zip(graphs, pair, strict=True))
+    first, second = (priced_as(old, new) for old, new in zip(graphs, pair, strict=True))
     return _beside_each_other(first, second)
 
 
@@ -252,7 +253,7 @@ def kept_tensors(again: Sequence[LoadedGraph], kept: Graphs) -> dict[str, tuple[
     return keep.kept_tensors((first, second), (one, two))
 
 
-def _priced(old: LoadedGraph, captured: "CapturedGraph") -> LoadedGraph:
+def priced_as(old: LoadedGraph, captured: "CapturedGraph") -> LoadedGraph:
     """Return the graph ``captured``, priced as ``old``."""
     from apsched.fx.collectives import group_name, is_collective
 

@@ -6,6 +6,8 @@ from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import SolveRequest, solve_graph
 from apsched.progress import Progress
+from apsched.whole_step.accumulation import Accumulation
+from apsched.whole_step.accumulation_search import AccumulationAnswer, solve_accumulation
 from apsched.whole_step.choices import NONE
 from apsched.whole_step.keep_request import KeepRequest
 from apsched.whole_step.pair import Step, pair_of, parameters_of, with_kept
@@ -24,6 +26,23 @@ def solve_graphs(
         return tuple(graphs), [solve_graph(graph, request, progress) for graph in graphs], None
     answer = solve_choice(Step.of(graphs, request, progress), keep)
     return answer.best.graphs, list(answer.best.results), answer
+
+
+def solve_micro_batches(
+    graphs: Sequence[LoadedGraph],
+    num_micro_batches: int,
+    request: SolveRequest,
+    keep: KeepRequest,
+    progress: Progress,
+) -> tuple[tuple[LoadedGraph, ...], list[Result], AccumulationAnswer]:
+    """Return graphs, answers and the answer for a step of several micro-batches in a row.
+
+    ``graphs`` are under the plan of ``request`` already.
+    """
+    accumulation = Accumulation.of(Step.of(graphs, request, progress), num_micro_batches)
+    answer = solve_accumulation(accumulation, keep)
+    made = {graph.problem.name: graph for pair in answer.best.pairs for graph in pair.graphs}
+    return tuple(made.values()), list(answer.best.results), answer
 
 
 def graphs_with(graphs: Sequence[LoadedGraph], keep: KeepRequest) -> tuple[LoadedGraph, ...]:

@@ -190,7 +190,7 @@ def _stream_rows(
     rows = []
     loads, left = (
         np.where(i.arrays.bucketable, c.rate, c.transfer)
-        for i, c in ((again, costs_in_any_bucket(again)), (kept, _costs_beside(again, kept)))
+        for i, c in ((again, costs_in_any_bucket(again)), (kept, costs_beside(again, kept)))
     )
     for stream, group in enumerate(again.problem.streams):
         on_stream = again.arrays.stream == stream
@@ -208,7 +208,7 @@ def _on_group(instance: Instance, group: str) -> "np.ndarray[tuple[int], np.dtyp
     return np.isin(instance.arrays.stream, streams)
 
 
-def _costs_beside(again: Instance, kept: Instance) -> Costs:
+def costs_beside(again: Instance, kept: Instance) -> Costs:
     """Return the costs of the collectives of ``kept``, which may share buckets with those that are
     gathered again.
     """
@@ -238,9 +238,9 @@ def _weighed_rows(
 ) -> list[tuple[str, float, tuple[float, ...]]]:
     """Return (S5) for the weights of a few y, the first of which keeps nothing."""
     groups = again.problem.streams
-    sides = (
-        _sides(again, costs_in_any_bucket(again), groups),
-        _sides(kept, _costs_beside(again, kept), groups),
+    both = (
+        sides(again, costs_in_any_bucket(again), groups),
+        sides(kept, costs_beside(again, kept), groups),
     )
     constants = np.zeros(1 + len(groups))
     constants[0] = float(kept.arrays.compute_ticks.sum())
@@ -252,11 +252,11 @@ def _weighed_rows(
             share[list(item.collectives)] = part
         alone, shared = (
             np.concatenate((first * share, second), axis=1)
-            for first, second in zip(*sides, strict=True)
+            for first, second in zip(*both, strict=True)
         )
         weights = weights_of(constants, alone, shared)
         least, fixed = (
-            (1 - 1e-9) * np.minimum(weights @ one, weights @ other) for one, other in sides
+            (1 - 1e-9) * np.minimum(weights @ one, weights @ other) for one, other in both
         )
         values = tuple(float(least[list(item.collectives)].sum()) for item in items)
         total = float((1 - 1e-9) * (weights @ constants) + fixed.sum())
@@ -265,7 +265,7 @@ def _weighed_rows(
     return found
 
 
-def _sides(instance: Instance, costs: Costs, groups: Sequence[str]) -> tuple[Floats, Floats]:
+def sides(instance: Instance, costs: Costs, groups: Sequence[str]) -> tuple[Floats, Floats]:
     """Return the costs of each collective, alone and in a bucket (columns), on the compute stream
     and on that of each of ``groups`` (rows).
     """

@@ -1,6 +1,7 @@
 """``apsched solve``: the whole line, from a SOURCE to files that were checked."""
 
 import argparse
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from apsched.cli.arguments import (
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
     from apsched.errors import ApschedError
     from apsched.pipeline.load import LoadedGraph
+    from apsched.pipeline.rate import StepRate
+    from apsched.pipeline.result import Result
+    from apsched.pipeline.solve_graph import SolveRequest
+    from apsched.progress import Progress
+    from apsched.whole_step.accumulation_search import AccumulationAnswer
+    from apsched.whole_step.keep_request import KeepRequest
     from apsched.whole_step.search import StepAnswer
 
 
@@ -61,6 +68,13 @@ def add_parser(verbs: Any) -> None:
         "with --keep auto: also solve the step under N memory caps, from its least memory to the"
         " peak of the fastest, and print memory, step time and the kept parameters",
     )
+    add_option(
+        parser,
+        "--accumulate",
+        "N",
+        "with --keep auto, all or a file: solve a step of N micro-batches in a row, with parameters"
+        " gathered once or N times, and gradients reduced once or N times",
+    )
     add_out(
         parser,
         "DIR",
@@ -87,29 +101,24 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.report.summary import print_solved, report_json
     from apsched.report.table import print_json
     from apsched.whole_step.along_caps import frontier
-    from apsched.whole_step.keep_request import (
-        KEPT_FILE,
-        keep_request,
-        kept_file,
-        kept_in_joint_graph,
-    )
-    from apsched.whole_step.solve import solve_graphs
+    from apsched.whole_step.keep_request import keep_request, kept_in_joint_graph
 
     where = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
     keep, kept = kept_in_joint_graph(keep_request(args.keep), where[-1])
     num_caps = _num_caps(args, keep.mode)
+    num_micro_batches = _num_micro_batches(args, where[-1])
     check_writable(out_dir(args, "."))
     progress = Progress()
     begin_to_compile(progress)
     with ExitStack() as opened:
         source = opened.enter_context(loaded(*where, progress, kept=kept))
         request = request_with_buckets(request, args.buckets, source.graphs)
-        graphs = under_plan(source.graphs, request)
+        again = under_plan(source.graphs, request)
         target = out_dir(args, source.slug)
         check_writable(target)
-        again = graphs
-        graphs, results, step = solve_graphs(again, request, keep, progress)
+        solved = _solved(again, request, keep, num_micro_batches, progress)
+        graphs, results = solved.graphs, list(solved.results)
         if any(result.best is None for result in results):
             opened.close()  # its process groups end, before others are captured
             refuse_infeasible(
@@ -130,16 +139,14 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         for k, graph in enumerate(graphs):
             results[k] = add_files(graph, results[k], files, lost, progress)
     report = report_json(args.source, source.cluster, results, stated_options(vars(args)))
-    if step is not None:
-        report["keep"] = _keep_json(again, step, along)
-        files[KEPT_FILE] = kept_file(step.best.kept)
+    solved.add_to(report, files, again, along)
     replaced = replaced_run(target, args.source, report["options"])
     files["result.json"] = (json.dumps(report, indent=1) + "\n").encode()
     written, unwritten = write_or_rescue(target, files)
     if args.json:
         print_json(stdout, **report)
     else:
-        _print_step(step, along, stdout)
+        _print_step(solved, along, source.rate, stdout)
         print_solved(
             results,
             written,
@@ -148,8 +155,58 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             rate=source.rate,
             metrics=args.metrics,
             rewritten=all(graph.captured is not None for graph in graphs),
+            whole_step=solved.micro_batches is None,
         )
     _raise_lost(lost, unwritten)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Solved:
+    """The solved graphs of a source, and the answer for their step where one was requested."""
+
+    graphs: "Sequence[LoadedGraph]"
+    results: "Sequence[Result]"
+    step: "StepAnswer | None" = None
+    micro_batches: "AccumulationAnswer | None" = None
+
+    def add_to(
+        self,
+        report: dict[str, Any],
+        files: dict[str, bytes],
+        again: "Sequence[LoadedGraph]",
+        along: "Sequence[StepAnswer]",
+    ) -> None:
+        """Add the step to the report and to the files of the answer; ``again`` are the graphs as
+        captured.
+        """
+        from apsched.report.answer.accumulation import accumulation_json
+        from apsched.whole_step.keep_request import KEPT_FILE, kept_file
+
+        if self.step is not None:
+            report["keep"] = _keep_json(again, self.step, along)
+            files[KEPT_FILE] = kept_file(self.step.best.kept)
+        if self.micro_batches is not None:
+            report["accumulate"] = accumulation_json(self.micro_batches)
+            files[KEPT_FILE] = kept_file(self.micro_batches.best.kept)
+
+
+def _solved(
+    graphs: "Sequence[LoadedGraph]",
+    request: "SolveRequest",
+    keep: "KeepRequest",
+    num_micro_batches: int,
+    progress: "Progress",
+) -> _Solved:
+    """Return the graphs solved: each alone, as one step, or as a step of several micro-batches."""
+    from apsched.whole_step.solve import solve_graphs, solve_micro_batches
+
+    if num_micro_batches:
+        made, results, several = solve_micro_batches(
+            graphs, num_micro_batches, request, keep, progress
+        )
+        return _Solved(graphs=made, results=results, micro_batches=several)
+    kept, results, step = solve_graphs(graphs, request, keep, progress)
+    return _Solved(graphs=kept, results=results, step=step)
 
 
 def _keep_json(
@@ -165,14 +222,17 @@ def _keep_json(
     return keep_json(step) | {"tensors": kept_tensors(graphs, step.best.graphs)} | along_caps
 
 
-def _print_step(step: "StepAnswer | None", along: "Sequence[StepAnswer]", stdout: TextIO) -> None:
-    """Print the parameters kept from forward to backward, and the answers along memory caps, if
-    any.
-    """
+def _print_step(
+    solved: _Solved, along: "Sequence[StepAnswer]", rate: "StepRate | None", stdout: TextIO
+) -> None:
+    """Print the choice for the step, and the answers along memory caps, if any."""
+    from apsched.report.answer.accumulation import print_accumulation
     from apsched.report.answer.whole_step import print_frontier, print_kept
 
-    if step is not None:
-        print_kept(step, stdout)
+    if solved.step is not None:
+        print_kept(solved.step, stdout)
+    if solved.micro_batches is not None:
+        print_accumulation(solved.micro_batches, rate, stdout)
     if along:
         print_frontier(along, stdout)
 
@@ -202,3 +262,26 @@ def _num_caps(args: argparse.Namespace, keep: str) -> int:
             f" --vary memory_cap=floor..none:{args.frontier}"
         )
     return parse_count(args.frontier, "--frontier", least=2)
+
+
+def _num_micro_batches(args: argparse.Namespace, which: str) -> int:
+    """Return the number of micro-batches of ``--accumulate``; 0 where it is left out."""
+    from apsched.errors import InputError
+    from apsched.quantities import parse_count
+    from apsched.whole_step.choices import NONE
+
+    if args.accumulate is None:
+        return 0
+    if args.keep == NONE:
+        raise InputError(
+            "--accumulate: expected the choice of the parameters that micro-batches share, found"
+            " --keep none; choose --keep auto, --keep all or --keep with a file"
+        )
+    if args.frontier is not None:
+        raise InputError("--accumulate: it has no --frontier; state --memory-cap instead")
+    if which != "both":
+        raise InputError(
+            f"--accumulate: expected forward and backward apart, found --direction {which}; choose"
+            " --direction both (one graph of all micro-batches: --micro-batches)"
+        )
+    return parse_count(args.accumulate, "--accumulate", least=2)

@@ -33,7 +33,7 @@ def first_lines(results: Sequence[Result], rate: StepRate | None) -> tuple[str, 
         f"{names}: {show_us(step_us)}" + (f" = {parts}" if len(results) > 1 else ""),
         f"proven: no schedule takes less than {show_us(bound_us)} (gap {100 * gap:.2f} %)",
         _against_baseline(results, step_us),
-        *(_whole_step_lines(results, rate, step_us) if _is_step(results) else []),
+        *(whole_step_lines(results, rate, step_us) if _is_step(results) else []),
         _memory_line(results),
         *_next_lines(results, gap),
     ]
@@ -71,9 +71,7 @@ def _is_step(results: Sequence[Result]) -> bool:
     return len(results) > 1 or results[0].problem.name == JOINT
 
 
-def _whole_step_lines(
-    results: Sequence[Result], rate: StepRate | None, step_us: float
-) -> list[str]:
+def whole_step_lines(results: Sequence[Result], rate: StepRate | None, step_us: float) -> list[str]:
     """Return the time of a step with its optimizer, if that is known, and its rate."""
     accounts = [result.account for result in results if result.account is not None]
     optimizer_us = max((account.optimizer_us for account in accounts), default=0.0)

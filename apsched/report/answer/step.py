@@ -7,35 +7,52 @@ from typing import Any
 
 from apsched.atomic_files import write_atomic
 from apsched.pipeline.result import Result
+from apsched.report.answer.accumulation import accumulation_json, accumulation_lines
 from apsched.report.answer.whole_step import keep_json, kept_lines
 from apsched.units import ticks_to_us
+from apsched.whole_step.accumulation import SolvedAccumulation
+from apsched.whole_step.accumulation_search import AccumulationAnswer
 from apsched.whole_step.keep_request import kept_file
 from apsched.whole_step.search import StepAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class StepResult:
-    """A step whose forward and backward graph were solved together."""
+    """A step whose graphs were solved together: forward and backward, or those of several
+    micro-batches in a row.
+    """
 
-    answer: StepAnswer
+    answer: StepAnswer | AccumulationAnswer
     kept_tensors: dict[str, tuple[str, ...]]
-    """Graph -> nodes whose values are kept, for ``plot_memory``."""
+    """Graph -> nodes whose values are kept, for ``plot_memory``; empty for several micro-batches.
+    """
 
     @property
     def kept(self) -> tuple[str, ...]:
         """Sorted names of the parameters that are kept from forward to backward; with ``@node``
-        behind it a parameter that is resharded in its node.
+        behind it a parameter that is resharded in its node, with ``@next`` one that stays gathered
+        until the next micro-batch, with ``@sum`` one whose gradients are reduced once.
         """
         return tuple(sorted(self.answer.best.kept))
 
     @property
-    def results(self) -> tuple[Result, Result]:
-        """The answers for forward and backward with these parameters kept."""
+    def results(self) -> tuple[Result, ...]:
+        """The answers for forward and backward with these parameters kept; of several micro-batches
+        those of the first, of one in the middle, and of the last.
+        """
         return self.answer.best.results
 
     @property
+    def micro_batches(self) -> tuple[tuple[int, tuple[Result, Result]], ...]:
+        """Number of micro-batches, and their answers for forward and backward, in order."""
+        best = self.answer.best
+        if isinstance(best, SolvedAccumulation):
+            return tuple((pair.count, pair.results) for pair in best.pairs)
+        return ((1, best.results),)
+
+    @property
     def step_time_us(self) -> float | None:
-        """Forward and backward, one after the other; ``None`` where no choice fits."""
+        """All graphs, one after the other; ``None`` where no choice fits."""
         best = self.answer.best
         return ticks_to_us(best.step_ticks) if best.fits else None
 
@@ -51,13 +68,16 @@ class StepResult:
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        """The higher peak of both graphs; ``None`` where no choice fits."""
+        """The highest peak of all graphs; ``None`` where no choice fits."""
         return self.answer.best.peak_bytes if self.answer.best.fits else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the entry ``keep`` of ``apsched solve --json``: the figures of each choice solved,
-        and the frontier of memory and step time among them.
+        and the frontier of memory and step time among them; of several micro-batches the entry
+        ``accumulate``.
         """
+        if isinstance(self.answer, AccumulationAnswer):
+            return accumulation_json(self.answer)
         return keep_json(self.answer) | {"tensors": self.kept_tensors}
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -66,4 +86,8 @@ class StepResult:
 
     def __repr__(self) -> str:
         """The step, the kept parameters, and memory against step time."""
-        return "\n".join(("apsched.StepResult", *(f"  {line}" for line in kept_lines(self.answer))))
+        if isinstance(self.answer, AccumulationAnswer):
+            lines = accumulation_lines(self.answer, None)
+        else:
+            lines = kept_lines(self.answer)
+        return "\n".join(("apsched.StepResult", *(f"  {line}" for line in lines)))

@@ -1,0 +1,255 @@
+"""The graphs of several micro-batches in a row, of the pair of graphs of one: parameters that stay
+gathered from backward to the next forward, and gradients that are added before they are reduced.
+
+A parameter that stays gathered is an output of backward and an input of the next forward, in place
+of the chain ``shard -> cast -> all_gather -> wait``. FSDP2 does the same with
+``set_reshard_after_backward(False)``.
+
+A gradient is added at the input of its reduction, in the dtype that the reduction takes. Backward
+returns the sum in place of the reduced gradient, and takes it in the next micro-batch; the last one
+reduces it. FSDP2 does the same with ``set_requires_gradient_sync(False)``
+(torch/distributed/fsdp/_fully_shard/_fsdp_param.py, ``accumulate_unsharded_grad_if_needed``).
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from apsched.fx.collectives import is_all_gather, is_collective
+from apsched.fx.graph_copies import copied, finished
+from apsched.fx.keep import (
+    forward_node_of,
+    handed_over,
+    node_bytes,
+    outputs_of,
+)
+from apsched.fx.node_shards import gathered_in_node
+from apsched.fx.passes.parameters import PARAMETER_KEY, is_scaling, serves_alone
+from apsched.torch_compat.graphs import empty_graph_like
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldValue:
+    """A gathered tensor that stays from backward to the next forward."""
+
+    forward: str
+    """Node of forward with that value."""
+    backward: str | None
+    """Node of backward with that value; ``None`` where backward has none: it takes the value from
+    forward and returns it.
+    """
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """The reduction of one gradient in backward."""
+
+    start: str
+    """Node that starts it."""
+    addend: str
+    """Node whose value it reduces."""
+    outputs: tuple[int, ...]
+    """Places of the reduced gradient among the outputs of backward."""
+    size_bytes: int
+    """Of the value that it reduces."""
+    reduced_bytes: int
+    """Of the outputs."""
+
+
+def held_values(forward: GraphModule, backward: GraphModule) -> dict[str, tuple[HeldValue, ...]]:
+    """Return placeholder of forward -> the values that stand for all gathers of its tensor there,
+    in the order of the placeholders.
+    """
+    twins = {twin: node.name for node, twin in forward_node_of(forward, backward).items()}
+    given = {node.name for node in backward.graph.nodes}
+    found = {}
+    for shard, chain in _gather_chains(forward.graph).items():
+        values = handed_over(chain)
+        if values:
+            found[shard.name] = tuple(
+                HeldValue(
+                    forward=value.name,
+                    backward=_twin(value, twins, given),
+                    size_bytes=node_bytes([value]),
+                )
+                for value in values
+            )
+    return found
+
+
+def reductions(backward: GraphModule, starts: Collection[str]) -> dict[str, Reduction]:
+    """Return start -> the reduction of a gradient that only moves, casts and scales up to an output
+    of backward: the first of those on its way that ``starts`` has.
+    """
+    places: dict[Node, list[int]] = {}
+    for place, value in enumerate(outputs_of(backward.graph)):
+        if isinstance(value, Node):
+            places.setdefault(value, []).append(place)
+    found = {}
+    for value, outputs in places.items():
+        start = _first_reduction(value, starts)
+        if start is not None:
+            addend = start.all_input_nodes[0]
+            found[start.name] = Reduction(
+                start=start.name,
+                addend=addend.name,
+                outputs=tuple(outputs),
+                size_bytes=node_bytes([addend]),
+                reduced_bytes=node_bytes([value]),
+            )
+    return found
+
+
+def forward_of(forward: GraphModule, held: Iterable[HeldValue], *, first: bool) -> GraphModule:
+    """Return a copy of ``forward`` for the first micro-batch or another one, which takes the values
+    ``held`` as inputs: both return those that backward does not gather.
+    """
+    held = tuple(held)
+    module = copied(forward) if first else _taking(forward, held)
+    nodes = {node.name: node for node in module.graph.nodes}
+    _append_outputs(module.graph, [nodes[v.forward] for v in held if v.backward is None])
+    return finished(module)
+
+
+def backward_of(
+    backward: GraphModule,
+    held: Iterable[HeldValue],
+    summed: Iterable[Reduction],
+    values: Mapping[str, Any],
+    *,
+    first: bool,
+    last: bool,
+) -> GraphModule:
+    """Return a copy of ``backward`` for the first, a middle or the last micro-batch: it returns the
+    values ``held`` but for the last one, adds the gradients ``summed`` to those of the
+    micro-batches before but for the first one, and reduces the sums in the last one alone.
+
+    ``values`` has the fake tensors of the nodes of forward by name.
+    """
+    module = copied(backward)
+    graph = module.graph
+    nodes = {node.name: node for node in graph.nodes}
+    for one in summed:
+        value = nodes[one.addend]
+        if not first:
+            value = _added(graph, nodes[one.start], value)
+        if last:
+            nodes[one.start].replace_input_with(nodes[one.addend], value)
+        else:
+            _replace_outputs(graph, one.outputs, value)
+    if not last:
+        _append_outputs(
+            graph,
+            [
+                nodes[v.backward]
+                if v.backward is not None
+                else _new_input(graph, v.forward, torch.empty_like(values[v.forward]))
+                for v in held
+            ],
+        )
+    return finished(module)
+
+
+def _gather_chains(graph: Graph) -> dict[Node, dict[Node, Node]]:
+    """Return placeholder -> the nodes that only move its tensor, some of which gather it."""
+    origin: dict[Node, Node] = {}
+    chains: dict[Node, dict[Node, Node]] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            origin[node] = node
+            continue
+        sources = {origin.get(given) for given in node.all_input_nodes}
+        source = sources.pop() if len(sources) == 1 else None
+        if source is not None and serves_alone(node):
+            if is_collective(node) and not is_all_gather(node):
+                continue
+            origin[node] = source
+            chains.setdefault(source, {})[node] = node
+    return chains
+
+
+def _twin(value: Node, twins: Mapping[Node, str], given: Collection[str]) -> str | None:
+    """Return the node of backward that has the value of a node of forward."""
+    parts = gathered_in_node(value.name)
+    return twins.get(value) or next((n for n in (value.name, parts) if n in given), None)
+
+
+def _first_reduction(output: Node, starts: Collection[str]) -> Node | None:
+    found, node = None, output
+    while serves_alone(node) or is_scaling(node):
+        if node.name in starts and not is_all_gather(node):
+            found = node
+        if len(node.all_input_nodes) != 1:
+            break
+        node = node.all_input_nodes[0]
+    return found if found is not None and len(found.all_input_nodes) == 1 else None
+
+
+def _taking(forward: GraphModule, held: Sequence[HeldValue]) -> GraphModule:
+    """Return a copy of ``forward`` that takes the values ``held`` as inputs, under the names of the
+    nodes that make them.
+    """
+    module = copied(forward)
+    graph = empty_graph_like(forward.graph)
+    known = {node.name: node for node in forward.graph.nodes}
+    values: dict[Node, Node] = {}
+
+    def take() -> None:
+        for one in held:
+            node = known[one.forward]
+            values[node] = graph.placeholder(one.forward)
+            values[node].meta = {"val": torch.empty_like(node.meta["val"])}
+
+    taken = False
+    for node in forward.graph.nodes:
+        if node.op != "placeholder" and not taken:
+            taken = True
+            take()
+        if node not in values:
+            values[node] = graph.node_copy(node, values.__getitem__)
+            values[node].meta = dict(node.meta)
+    module.graph = graph
+    return module
+
+
+def _added(graph: Graph, start: Node, value: Node) -> Node:
+    """Append the sum of ``value`` and that of the micro-batches before, a new input."""
+    before = _new_input(graph, f"{start.name}_before", torch.empty_like(value.meta["val"]))
+    with graph.inserting_after(value):
+        node = graph.create_node(
+            "call_function", _aten.add.Tensor, (before, value), name=f"{start.name}_sum"
+        )
+    custom = start.meta.get("custom", {})
+    kept = {PARAMETER_KEY: custom[PARAMETER_KEY]} if PARAMETER_KEY in custom else {}
+    node.meta = {"val": _aten.add.Tensor(before.meta["val"], value.meta["val"]), "custom": kept}
+    return node
+
+
+def _new_input(graph: Graph, name: str, value: Any) -> Node:
+    last = [*graph.find_nodes(op="placeholder")][-1]
+    with graph.inserting_after(last):
+        node = graph.placeholder(name)
+    node.meta = {"val": value}
+    return node
+
+
+def _replace_outputs(graph: Graph, places: Iterable[int], value: Node) -> None:
+    outputs = outputs_of(graph)
+    for place in places:
+        outputs[place] = value
+    graph.output_node().args = (tuple(outputs),)
+
+
+def _append_outputs(graph: Graph, values: Sequence[Node]) -> None:
+    """Append ``values`` to the outputs, without descriptions."""
+    output = graph.output_node()
+    for key in ("desc", "output_stack_traces"):
+        if key in output.meta:
+            output.meta[key] = [*output.meta[key], *[None] * len(values)]
+    output.args = ((*outputs_of(graph), *values),)

@@ -1,0 +1,165 @@
+"""A solved step of several micro-batches in a row as settings of eager FSDP2, for each micro-batch.
+
+FSDP2 has public setters for all that such a step shares: ``set_reshard_after_forward`` (kept from
+forward to backward), ``set_reshard_after_backward`` (gathered until the next micro-batch) and
+``set_requires_gradient_sync`` (gradients added, and reduced in the last micro-batch).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+
+from torch import nn
+
+from apsched.errors import InputError
+from apsched.integrations.fsdp2 import (
+    Fsdp2Settings,
+    Solved,
+    fsdp2_settings,
+    read_solved,
+    refuse_moved_compute,
+    set_up,
+)
+from apsched.integrations.fsdp2_units import Unit, movable, units_of
+from apsched.kinds import CollectiveKind
+from apsched.pipeline.result import Result
+from apsched.problem.problem import Problem
+from apsched.report.answer.step import StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fsdp2MicroBatches:
+    """The settings of a model for each of several micro-batches in a row."""
+
+    model: nn.Module
+    settings: tuple[Fsdp2Settings, ...]
+    """One for each micro-batch."""
+
+    def begin(self, micro_batch: int) -> None:
+        """Set up the model for ``micro_batch``, counted from 0; call it before its forward.
+
+        ``InputError`` for a number that the step does not have.
+        """
+        if not 0 <= micro_batch < len(self.settings):
+            raise InputError(
+                f"begin: expected a micro-batch from 0 to {len(self.settings) - 1}, found"
+                f" {micro_batch}; the schedules are of a step of {len(self.settings)}"
+            )
+        settings = self.settings[micro_batch]
+        set_up(self.model, settings)
+        handles = {unit.name: unit.handle for unit in units_of(self.model)}
+        for one in settings.units:
+            handle = handles[one.name]
+            handle.set_reshard_after_backward(one.reshard_after_backward, recurse=False)
+            handle.set_requires_gradient_sync(one.reduce_gradients, recurse=False)
+
+
+def apply_fsdp2_micro_batches(
+    model: nn.Module, solved: StepResult | str | PathLike[str]
+) -> Fsdp2MicroBatches:
+    """Return the settings with which ``model``, on which ``fully_shard`` was called, runs a step of
+    several micro-batches in a row as ``solved``::
+
+        step = apply_fsdp2_micro_batches(model, "apsched-out/...")
+        for k, batch in enumerate(batches):
+            step.begin(k)
+            model(batch).backward()
+        optimizer.step()
+
+    ``solved`` is the result of ``apsched.solve_step(..., accumulate=N)``, or the directory in which
+    ``apsched solve --accumulate N`` wrote it. Every process rank must pass the same.
+
+    Raises
+    ------
+    InputError
+        where FSDP2 cannot follow a schedule or the choice; nothing is set then.
+    """
+    units = units_of(model)
+    pairs = _pairs(solved)
+    first = pairs[0].forward[0]
+    last = pairs[-1].backward[0]
+    reduced = _covered(units, last, last, CollectiveKind.REDUCE_SCATTER)
+    found: list[Fsdp2Settings] = []
+    for pair, after in zip(pairs, [*pairs[1:], None], strict=True):
+        settings = fsdp2_settings(
+            units, {"forward": pair.forward, "backward": pair.backward}, first
+        )
+        summed = reduced - _covered(units, pair.backward[0], last, CollectiveKind.REDUCE_SCATTER)
+        held = set[str]()
+        if after is not None:
+            held = _covered(units, first, first, CollectiveKind.ALL_GATHER)
+            held -= _covered(units, after.forward[0], first, CollectiveKind.ALL_GATHER)
+        of_unit = (
+            replace(
+                unit,
+                reshard_after_backward=unit.name not in held,
+                reduce_gradients=unit.name not in summed,
+            )
+            for unit in settings.units
+        )
+        found += [replace(settings, units=tuple(of_unit))] * pair.count
+    return Fsdp2MicroBatches(model=model, settings=tuple(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pair:
+    """The schedules of some of the micro-batches."""
+
+    count: int
+    forward: Solved
+    backward: Solved
+
+
+def _pairs(solved: StepResult | str | PathLike[str]) -> list[_Pair]:
+    if isinstance(solved, StepResult):
+        return [_pair(count, *map(_of_result, pair)) for count, pair in solved.micro_batches]
+    folder = Path(solved)
+    try:
+        report = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        listed = [(one["count"], one["graphs"]) for one in report["accumulate"]["micro_batches"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(
+            f"{folder}: expected the directory that `apsched solve --accumulate N -o` wrote, found"
+            " no result.json of several micro-batches"
+        ) from None
+    return [_pair(count, *(read_solved(folder, name) for name in names)) for count, names in listed]
+
+
+def _pair(count: int, forward: Solved, backward: Solved) -> _Pair:
+    for problem, schedule in (forward, backward):
+        refuse_moved_compute(problem, schedule)
+    return _Pair(count=count, forward=forward, backward=backward)
+
+
+def _of_result(result: Result) -> Solved:
+    if result.schedule is None:
+        raise InputError(
+            f"{result.problem.name}: expected a schedule, found that none fits the caps"
+        )
+    return result.problem, result.schedule
+
+
+def _covered(
+    units: Sequence[Unit], problem: Problem, whole: Problem, kind: CollectiveKind
+) -> set[str]:
+    """Return the units that ``problem`` gathers or reduces; ``InputError`` if it does so for a part
+    of the parameters that ``whole`` has of a unit.
+    """
+    found = set()
+    every, now = ({c.module for c in movable(graph, kind)} for graph in (whole, problem))
+    for unit in units:
+        parameters = [name for name in unit.parameters if name in every]
+        missing = [name for name in parameters if name not in now]
+        if missing and len(missing) < len(parameters):
+            here = next(name for name in parameters if name in now)
+            verb = "gathers" if kind == CollectiveKind.ALL_GATHER else "reduces"
+            raise InputError(
+                f"{problem.name}: FSDP2 {verb} a unit as one, and of {unit.name} the schedule"
+                f" {verb} {here} and not {missing[0]}; solve with plan=fsdp2_plan(model, graph), or"
+                " --keep with a file that has all parameters of the unit"
+            )
+        if parameters and not missing:
+            found.add(unit.name)
+    return found

@@ -1,0 +1,128 @@
+"""A step of several micro-batches in a row, for a person and for a program."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TextIO
+
+from apsched.names import IN_NODE, NEXT, SUM, mark_of, name_of
+from apsched.pipeline.rate import StepRate
+from apsched.quantities import show_bytes, show_us
+from apsched.report.answer.first import whole_step_lines
+from apsched.report.answer.kept_words import kept_in_words
+from apsched.report.table import console, plain_table
+from apsched.units import ticks_to_us
+from apsched.whole_step.accumulation import SolvedAccumulation
+from apsched.whole_step.accumulation_search import AccumulationAnswer
+
+_SECTIONS = {
+    "": "kept from forward to backward",
+    IN_NODE: "resharded in their node",
+    NEXT: "gathered until the next micro-batch",
+    SUM: "gradients reduced once",
+}
+
+
+def accumulation_json(answer: AccumulationAnswer) -> dict[str, Any]:
+    """Return the step for ``--json``: its micro-batches, the choice, its figures, and the choices
+    that were solved.
+    """
+    best = answer.best
+    return {
+        "num_micro_batches": answer.num_micro_batches,
+        "choice": sorted(best.kept),
+        "micro_batches": [
+            {
+                "count": pair.count,
+                "graphs": [result.problem.name for result in pair.results],
+                "step_time_us": [result.step_time_us for result in pair.results],
+                "beside_bytes": list(pair.beside_bytes),
+            }
+            for pair in best.pairs
+        ],
+        **_figures(best),
+        "bound_us": ticks_to_us(answer.bound.ticks),
+        "bound_source": answer.bound.source,
+        "gap": answer.gap,
+        "memory_cap_bytes": answer.cap_bytes,
+        "baselines": {name: _figures(solved) for name, solved in answer.baselines.items()},
+        "tried": [{**_figures(s), "choice": sorted(s.kept)} for s in answer.tried],
+    }
+
+
+def _figures(solved: SolvedAccumulation) -> dict[str, Any]:
+    marks = [mark_of(entry) for entry in solved.kept]
+    return {
+        "num_kept": marks.count(""),
+        "num_in_node": marks.count(IN_NODE),
+        "num_held": marks.count(NEXT),
+        "num_summed": marks.count(SUM),
+        "step_time_us": ticks_to_us(solved.step_ticks) if solved.fits else None,
+        "peak_memory_bytes": solved.peak_bytes if solved.fits else None,
+        "fits": solved.fits,
+    }
+
+
+def print_accumulation(answer: AccumulationAnswer, rate: StepRate | None, stream: TextIO) -> None:
+    """Print the choices that people make beside the one found, and the step."""
+    out = console(stream)
+    if answer.baselines:
+        figures = ("kept", "gathered on", "reduced once", "step ms", "peak memory")
+        table = plain_table("choice", *figures, "fits", right=figures)
+        for name, solved in (*answer.baselines.items(), ("apsched", answer.best)):
+            table.add_row(name, *_cells(solved))
+        out.print(table)
+    for line in accumulation_lines(answer, rate):
+        out.print(line, markup=False)
+    out.print()
+
+
+def _cells(solved: SolvedAccumulation) -> Sequence[str]:
+    figures = _figures(solved)
+    in_node = f" + {figures['num_in_node']} in node" if figures["num_in_node"] else ""
+    return (
+        f"{figures['num_kept']}{in_node}",
+        str(figures["num_held"]),
+        str(figures["num_summed"]),
+        f"{figures['step_time_us'] / 1000:,.3f}" if solved.fits else "",
+        show_bytes(solved.peak_bytes) if solved.fits else "",
+        "yes" if solved.fits else "no",
+    )
+
+
+def accumulation_lines(answer: AccumulationAnswer, rate: StepRate | None) -> tuple[str, ...]:
+    """Return the step as text: its time and bound, its micro-batches, and the choice."""
+    best, several = answer.best, answer.num_micro_batches
+    if not best.fits:
+        return (f"step of {several} micro-batches: no choice fits the memory cap",)
+    step_us = ticks_to_us(best.step_ticks)
+    whole = rate and replace(
+        rate, num_tokens=several * rate.num_tokens, model_us=several * rate.model_us
+    )
+    names = {mark: [name_of(e) for e in answer.entries if mark_of(e) == mark] for mark in _SECTIONS}
+    return (
+        f"step of {several} micro-batches: {show_us(step_us)}, bound"
+        f" {show_us(ticks_to_us(answer.bound.ticks))} ({answer.bound.source}), gap"
+        f" {100 * answer.gap:.3f} %; peak {show_bytes(best.peak_bytes)}, cap"
+        f" {show_bytes(answer.cap_bytes)}",
+        *(f"  {line}" for line in whole_step_lines(best.results, whole, step_us)),
+        *_micro_batch_lines(best),
+        *(
+            f"  {words}: {kept_in_words(chosen, names[mark])}"
+            for mark, words in _SECTIONS.items()
+            if (chosen := [name_of(e) for e in best.kept if mark_of(e) == mark])
+        ),
+    )
+
+
+def _micro_batch_lines(best: SolvedAccumulation) -> list[str]:
+    found, first = [], 1
+    for pair in best.pairs:
+        last = first + pair.count - 1
+        which = f"micro-batch {first}" if last == first else f"micro-batches {first} to {last}"
+        times = " + ".join(
+            f"{result.problem.name} {show_us(result.step_time_us or 0.0)}"
+            for result in pair.results
+        )
+        found.append(f"  {which}: {times}" + (" each" if last > first else ""))
+        first = last + 1
+    return found

@@ -1,0 +1,255 @@
+"""A step of several micro-batches in a row under one choice: graphs, problems and solved schedules.
+
+The choice of a step has entries of two more kinds: ``NAME @next``, a parameter that stays gathered
+from backward to the next forward, and ``NAME @sum``, a parameter whose gradients are added and
+reduced once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from apsched.config import Caps
+from apsched.kinds import CollectiveKind
+from apsched.names import NEXT, SUM, mark_of, marked, name_of
+from apsched.pipeline.load import LoadedGraph
+from apsched.pipeline.result import Result
+from apsched.pipeline.solve_graph import solve_graph
+from apsched.progress import Progress
+from apsched.units import allocated_bytes
+from apsched.whole_step.choices import Choice
+from apsched.whole_step.pair import Graphs, Step, priced_as
+
+if TYPE_CHECKING:
+    from apsched.fx.accumulate import HeldValue, Reduction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolvedPair:
+    """Forward and backward of some of the micro-batches, solved."""
+
+    count: int
+    """Micro-batches that run them."""
+    graphs: Graphs
+    results: tuple[Result, Result]
+    beside_bytes: tuple[int, int]
+    """Memory of the step outside of each graph: shards of kept parameters, gradients of the
+    micro-batches before.
+    """
+
+    @property
+    def ticks(self) -> int:
+        """Of one of the micro-batches."""
+        return sum(r.best.step_time_ticks for r in self.results if r.best is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolvedAccumulation:
+    """All micro-batches of a step under one choice, solved."""
+
+    kept: Choice
+    pairs: tuple[SolvedPair, ...]
+    """The first, those in the middle, and the last micro-batch; equal ones once."""
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """The answers for all graphs, each once."""
+        found = (result for pair in self.pairs for result in pair.results)
+        return tuple({result.problem.name: result for result in found}.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether all graphs have a schedule within the caps."""
+        return all(result.best is not None for result in self.results)
+
+    @property
+    def step_ticks(self) -> int:
+        """All micro-batches, one after the other."""
+        return sum(pair.count * pair.ticks for pair in self.pairs)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest peak of all graphs."""
+        return max(
+            result.best.peak_memory_bytes + beside if result.best else 0
+            for pair in self.pairs
+            for result, beside in zip(pair.results, pair.beside_bytes, strict=True)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accumulation:
+    """A step of ``num_micro_batches``: that of one, and the parameters that may stay gathered or
+    whose gradients may be added.
+    """
+
+    step: Step
+    num_micro_batches: int
+    held_bytes: Mapping[str, int]
+    """Parameter that forward gathers -> bytes that stay from backward to the next forward."""
+    sum_bytes: Mapping[str, int]
+    """Parameter -> bytes of its gradient before it is reduced, in the order of the reductions."""
+    reduced_bytes: Mapping[str, int]
+    """The same, of the reduced gradient."""
+    solved: dict[Choice, SolvedAccumulation] = field(default_factory=dict)
+    _graphs: dict[tuple[str, "_Parts"], LoadedGraph] = field(default_factory=dict)
+    _results: dict[tuple[int, Caps], Result] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, step: Step, num_micro_batches: int) -> "Accumulation":
+        """Return the accumulation of ``step``, at least two micro-batches of it."""
+        sums, held = _gradients(step.graphs[1]), _held(step.graphs)
+        return cls(
+            step=step,
+            num_micro_batches=num_micro_batches,
+            held_bytes={
+                name: sum(allocated_bytes(v.size_bytes) for v in values)
+                for name, values in held.items()
+            },
+            sum_bytes={n: sum(allocated_bytes(r.size_bytes) for r in s) for n, s in sums.items()},
+            reduced_bytes={
+                n: sum(allocated_bytes(r.reduced_bytes) for r in s) for n, s in sums.items()
+            },
+        )
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """All entries that a choice may have."""
+        return (
+            *self.step.entry_bytes,
+            *(marked(name, NEXT) for name in self.held_bytes),
+            *(marked(name, SUM) for name in self.sum_bytes),
+        )
+
+    def solve(self, choice: Choice) -> SolvedAccumulation:
+        """Return all graphs solved under ``choice``; each choice once."""
+        if choice not in self.solved:
+            with self.step.progress.stage(f"solve {self.num_micro_batches} micro-batches"):
+                self.solved[choice] = self._solve(choice)
+        return self.solved[choice]
+
+    @property
+    def free_bytes(self) -> tuple[int | None, int | None]:
+        """Bytes that are left for parameters and gradients of other micro-batches at the beginning
+        of forward, and between forward and backward; ``None`` without a memory cap.
+        """
+        cap, problem = self.step.cap_bytes[0], self.step.least[0].problem
+        given = sum(s.size_bytes for s in problem.storages if s.kept or s.birth < 0)
+        return None if cap is None else cap - given, self.step.free_bytes
+
+    def graphs_of(self, choice: Choice) -> tuple[Graphs, ...]:
+        """Return the graphs of the first, a middle and the last micro-batch under ``choice``; where
+        all are equal, of one.
+        """
+        parts = _Parts.of(choice)
+        if not parts.held and not parts.summed:
+            return (self.step.under(parts.kept),)
+        last = self.num_micro_batches - 1
+        return tuple(self._pair(parts, k) for k in sorted({0, min(1, last), last}))
+
+    def _solve(self, choice: Choice) -> SolvedAccumulation:
+        parts, graphs = _Parts.of(choice), self.graphs_of(choice)
+        more = self.step.communicator_bytes(self.step.under(parts.kept))
+        shards = self.step.beside_bytes(parts.kept)
+        sums = sum(self.sum_bytes[name] for name in parts.summed)
+        reduced = sum(b for name, b in self.reduced_bytes.items() if name not in parts.summed)
+        counts = [1] * len(graphs)
+        counts[len(graphs) // 2] += self.num_micro_batches - len(graphs)
+        pairs = []
+        for k, (count, pair) in enumerate(zip(counts, graphs, strict=True)):
+            before = k > 0 or len(graphs) == 1
+            beside = before * (reduced + sums), before * reduced + shards  # sums: backward's inputs
+            forward, backward = (
+                self._result(graph, caps, more + size)
+                for graph, caps, size in zip(pair, self.step.caps, beside, strict=True)
+            )
+            pairs.append(
+                SolvedPair(
+                    count=count, graphs=pair, results=(forward, backward), beside_bytes=beside
+                )
+            )
+        return SolvedAccumulation(kept=choice, pairs=tuple(pairs))
+
+    def _result(self, graph: LoadedGraph, caps: Caps, beside: int) -> Result:
+        if caps.memory_cap_bytes is not None:
+            caps = replace(caps, memory_cap_bytes=max(caps.memory_cap_bytes - beside, 0))
+        key = id(graph), caps
+        if key not in self._results:
+            quiet = Progress(quiet=True)
+            self._results[key] = solve_graph(graph, self.step.request, quiet, caps=caps)
+        return self._results[key]
+
+    def _pair(self, parts: "_Parts", k: int) -> Graphs:
+        """Return the graphs of micro-batch ``k``: ``forward`` and ``backward`` of the first,
+        ``forward-2`` and ``backward-2`` of the next ones, ``backward-3`` of the last.
+        """
+        from apsched.capture.accumulate import Place, micro_batch_backward, micro_batch_forward
+
+        place = Place(first=k == 0, last=k == self.num_micro_batches - 1)
+        forward, backward = self.step.under(parts.kept)
+        first, second = forward.captured, backward.captured
+        assert first is not None
+        assert second is not None
+        known = _held((forward, backward))
+        held = [value for name in sorted(parts.held) for value in known[name]]
+        gradients = _gradients(backward)
+        summed = [one for name in sorted(parts.summed) for one in gradients[name]]
+        names = ("forward", "forward-2")[k > 0], f"backward{self._suffix(k)}"
+        in_last = _Parts(kept=parts.kept, held=frozenset(), summed=parts.summed)
+        keys = (
+            (names[0], _Parts(kept=parts.kept, held=parts.held, summed=frozenset())),
+            (names[1], in_last if place.last else parts),
+        )
+        if keys[0] not in self._graphs:
+            made = micro_batch_forward(first, held, place, names[0])
+            self._graphs[keys[0]] = self.step.posed(priced_as(forward, made))
+        if keys[1] not in self._graphs:
+            made = micro_batch_backward((first, second), held, summed, place, names[1])
+            self._graphs[keys[1]] = self.step.posed(priced_as(backward, made))
+        return self._graphs[keys[0]], self._graphs[keys[1]]
+
+    def _suffix(self, k: int) -> str:
+        last = k == self.num_micro_batches - 1
+        number = 1 + (k > 0) + (last and self.num_micro_batches > 2)
+        return f"-{number}" if number > 1 else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """A choice by kind: entries about the seam of forward and backward, names of the others."""
+
+    kept: Choice
+    held: frozenset[str]
+    summed: frozenset[str]
+
+    @classmethod
+    def of(cls, choice: Choice) -> "_Parts":
+        return cls(
+            kept=Choice(entry for entry in choice if mark_of(entry) not in (NEXT, SUM)),
+            held=frozenset(name_of(entry) for entry in choice if mark_of(entry) == NEXT),
+            summed=frozenset(name_of(entry) for entry in choice if mark_of(entry) == SUM),
+        )
+
+
+def _held(graphs: Graphs) -> "dict[str, tuple[HeldValue, ...]]":
+    """Return parameter -> values that may stay gathered."""
+    from apsched.capture.accumulate import held_parameters
+
+    forward, backward = (graph.captured for graph in graphs)
+    assert forward is not None
+    assert backward is not None
+    return held_parameters(forward, backward)
+
+
+def _gradients(backward: LoadedGraph) -> "dict[str, tuple[Reduction, ...]]":
+    """Return parameter -> reductions of its gradient that no compute waits for."""
+    from apsched.capture.accumulate import summed_gradients
+
+    assert backward.captured is not None
+    problem = backward.problem
+    starts = {
+        problem.node_names[c.start]: c.module
+        for c in problem.collectives
+        if c.module and not c.on_path and problem.keys[c.key].kind != CollectiveKind.ALL_GATHER
+    }
+    return summed_gradients(backward.captured, starts)

@@ -1,0 +1,364 @@
+"""Choose what several micro-batches in a row share: parameters kept, parameters that stay gathered
+from one micro-batch to the next, gradients reduced once.
+
+The choices are those of people, and those with the least bound (a linear program) that leave some
+memory free: the more is left, the more room has prefetch. Parameters of a transformer block are
+decided on alike.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+
+from apsched.config import Caps
+from apsched.errors import SelfCheckError
+from apsched.kinds import CollectiveKind
+from apsched.names import IN_NODE, NEXT, SUM, block_of, marked
+from apsched.problem.problem import Problem
+from apsched.solver.bounds.accumulation import (
+    HELD,
+    KEPT,
+    SUMMED,
+    AccumulationBound,
+    Unit,
+)
+from apsched.solver.bounds.accumulation import IN_NODE as SHARED
+from apsched.solver.bounds.accumulation import Graphs as BoundGraphs
+from apsched.solver.bounds.step_time import TimeBound
+from apsched.solver.bounds.whole_step import least_prices, with_prices
+from apsched.whole_step.accumulation import Accumulation, SolvedAccumulation
+from apsched.whole_step.choices import NONE, Choice
+from apsched.whole_step.keep_request import AUTO, KeepRequest
+
+_FEW = 2
+"""Of so many units every choice is solved that may pay."""
+_FIRST = 4
+"""Amounts of spare memory that are looked at first, beside none."""
+_ROUNDS = 3
+"""Rounds of halving around the best of them."""
+Units = Mapping[str, frozenset[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccumulationAnswer:
+    """The choice for a step of several micro-batches, and its figures."""
+
+    num_micro_batches: int
+    best: SolvedAccumulation
+    bound: TimeBound
+    """No choice and no schedules within the caps are faster, as long as no choice prices a node
+    lower than each choice that was solved does.
+    """
+    baselines: dict[str, SolvedAccumulation]
+    """The choices that people make, by name, as far as they may fit."""
+    tried: tuple[SolvedAccumulation, ...]
+    entries: tuple[str, ...]
+    """All entries that a choice may have."""
+    cap_bytes: int | None
+    """The lower of both graphs."""
+
+    @property
+    def gap(self) -> float:
+        """(step time - bound) / step time."""
+        ticks = self.best.step_ticks
+        return (ticks - self.bound.ticks) / ticks if ticks else 0.0
+
+
+def solve_accumulation(
+    accumulation: Accumulation, request: KeepRequest, label: str = "--keep"
+) -> AccumulationAnswer:
+    """Return the answer to the request: the choice found, or the stated one with the bound of its
+    own graphs.
+    """
+    step = accumulation.step
+    cap_bytes = min((cap for cap in step.cap_bytes if cap is not None), default=None)
+    if request.mode != AUTO:
+        best = accumulation.solve(request.chosen(accumulation.entries, label))
+        ticks = sum(p.count * r.answer.bound_ticks for p in best.pairs for r in p.results)
+        bound = TimeBound(ticks=ticks, source=best.pairs[-1].results[-1].answer.bound_source)
+        baselines: dict[str, SolvedAccumulation] = {}
+    else:
+        search = _Search(accumulation)
+        baselines = search.baselines()
+        search.look()
+        best = search.best(baselines)
+        bound = search.bound()
+    answer = AccumulationAnswer(
+        num_micro_batches=accumulation.num_micro_batches,
+        best=best,
+        bound=bound,
+        baselines=baselines,
+        tried=tuple(accumulation.solved.values()),
+        entries=accumulation.entries,
+        cap_bytes=cap_bytes,
+    )
+    if best.fits and bound.ticks > best.step_ticks:
+        raise SelfCheckError(
+            f"the bound of {bound.ticks} ticks on the micro-batches lies above the step time of"
+            f" {best.step_ticks}, a bug of apsched: solve without --accumulate"
+        )
+    return answer
+
+
+class _Search:
+    """Choices that are worth solving: the bound tells which may fit, and which may be faster."""
+
+    def __init__(self, accumulation: Accumulation) -> None:
+        self._of, self._step = accumulation, accumulation.step
+        self._units, self._names = units_of(accumulation)
+        self._bound = self._made_bound()
+
+    def bound(self) -> TimeBound:
+        """Return the bound, at the least prices of all graphs that were made."""
+        return self._made_bound().over_choices()
+
+    def baselines(self) -> dict[str, SolvedAccumulation]:
+        """Return the choices that people make, solved, as far as they may fit.
+
+        ``none``          each micro-batch by itself: gathered twice, reduced
+        ``kept``          parameters kept from forward to backward (SHARD_GRAD_OP)
+        ``no_sync``       gradients reduced once (``set_requires_gradient_sync(False)``)
+        ``no_sync_kept``  both
+        ``once``          gathered once (``set_reshard_after_backward(False)``) and reduced once
+        """
+        every = self._all()
+        made = {
+            NONE: {},
+            "kept": {KEPT: every[KEPT]},
+            "no_sync": {SUMMED: every[SUMMED]},
+            "no_sync_kept": {KEPT: every[KEPT], SUMMED: every[SUMMED]},
+            "once": {kind: every[kind] for kind in (KEPT, HELD, SUMMED)},
+        }
+        return {
+            name: self._of.solve(self._choice(units))
+            for name, units in made.items()
+            if name == NONE or self._bound.may_fit(_full(units))
+        }
+
+    def look(self) -> None:
+        """Solve the choices that may be the fastest: all where units are few, else those that treat
+        all units alike and those with the least bound that leave memory free.
+        """
+        few = len(self._units) <= _FEW
+        for units in self._every() if few else self._corners():
+            self._ticks_of(units)
+        if not few:
+            free = [size for size in self._bound.free_bytes if size is not None]
+            for as_many in (False, True):
+                self._along_memory(max(min(free, default=0), 0), as_many=as_many)
+
+    def _every(self) -> list[Units]:
+        """Return all choices, those with the least bound first."""
+        options = []
+        for unit in self._units:
+            keeps = ("", *(kind for kind in (KEPT, SHARED) if kind in unit.size_bytes))
+            others = (("", kind) if kind in unit.size_bytes else ("",) for kind in (HELD, SUMMED))
+            options.append(list(product(keeps, *others)))
+        found = [
+            {
+                kind: frozenset(u for u, kinds in enumerate(chosen) if kind in kinds)
+                for kind in (KEPT, SHARED, HELD, SUMMED)
+            }
+            for chosen in product(*options)
+        ]
+        return sorted(found, key=self._bound.of_choice)
+
+    def _corners(self) -> list[Units]:
+        """Return all choices that treat all units alike, those with the least bound first."""
+        every = self._all()
+        keeps: list[dict[str, frozenset[int]]] = [{}, {KEPT: every[KEPT]}]
+        if every[SHARED]:
+            whole = every[KEPT] - every[SHARED]
+            keeps.append({SHARED: every[SHARED], KEPT: whole})
+        found = [
+            {**keep, HELD: held, SUMMED: summed}
+            for keep in keeps
+            for held in (frozenset[int](), every[HELD])
+            for summed in (frozenset[int](), every[SUMMED])
+        ]
+        full = [_full(units) for units in found]
+        return sorted(full, key=self._bound.of_choice)
+
+    def _along_memory(self, room: int, *, as_many: bool) -> None:
+        """Solve the choices with the least bound that leave memory free: some amounts between none
+        and ``room`` first, then around the best.
+        """
+        known: dict[int, float] = {}
+
+        def look(spares: Iterable[int]) -> None:
+            for spare in sorted(set(spares) - known.keys()):
+                known[spare] = self._ticks_of(self._bound.best_for(spare, as_many=as_many))
+
+        look(room * k // _FIRST for k in range(_FIRST))
+        for _ in range(_ROUNDS if room else 0):
+            best = min(known, key=lambda spare: (known[spare], spare))
+            around = (
+                max((k for k in known if k < best), default=best),
+                min((k for k in known if k > best), default=best),
+            )
+            look((best + other) // 2 for other in around)
+
+    def best(self, baselines: Mapping[str, SolvedAccumulation]) -> SolvedAccumulation:
+        """Return the choice with the lowest peak among those within the time slack, never slower
+        than a baseline that fits; that of none if none fits.
+        """
+        fitting = [solved for solved in self._of.solved.values() if solved.fits]
+        if not fitting:
+            return baselines[NONE]
+        least = min(solved.step_ticks for solved in fitting)
+        of_people = (b.step_ticks for b in baselines.values() if b.fits)
+        limit = int(least * (1 + self._step.request.options.time_slack))
+        limit = max(min(limit, min(of_people, default=least)), least)
+        near = (solved for solved in fitting if solved.step_ticks <= limit)
+        return min(near, key=lambda s: (s.peak_bytes, s.step_ticks, sorted(s.kept)))
+
+    def _ticks_of(self, units: Units) -> float:
+        """Return the step time of a choice; never, where it cannot be the fastest."""
+        choice = self._choice(units)
+        if choice not in self._of.solved and (
+            not self._bound.may_fit(units) or self._bound.of_choice(units) >= self._best_ticks()
+        ):
+            return _NEVER
+        return _ticks(self._of.solve(choice))
+
+    def _best_ticks(self) -> float:
+        return min(map(_ticks, self._of.solved.values()), default=_NEVER)
+
+    def _choice(self, units: Units) -> Choice:
+        entries = (
+            entry for kind, us in units.items() for u in us for entry in self._names[u][kind]
+        )
+        return self._step.always.union(entries)
+
+    def _all(self) -> dict[str, frozenset[int]]:
+        return {
+            kind: frozenset(u for u, unit in enumerate(self._units) if kind in unit.size_bytes)
+            for kind in (KEPT, SHARED, HELD, SUMMED)
+        }
+
+    def _made_bound(self) -> AccumulationBound:
+        """Return the bound at the least prices of the graphs with the fewest collectives, of those
+        with the most, and of those that were solved.
+        """
+        made = self._of
+        every = self._all()
+        most = self._choice({kind: every[kind] for kind in (KEPT, HELD, SUMMED)})
+        few = made.graphs_of(most)
+        pairs = [self._step.least, *few, *(p.graphs for s in made.solved.values() for p in s.pairs)]
+        prices = [least_prices(pair[k].problem for pair in pairs) for k in (0, 1)]
+
+        def priced(problem: Problem, k: int) -> Problem:
+            return with_prices(problem, prices[k])
+
+        again = [graph.problem for graph in self._step.least]
+        kept = self._step.under(self._choice({KEPT: every[KEPT]}))[1].problem
+        free = made.free_bytes
+        return AccumulationBound.of(
+            made.num_micro_batches,
+            self._units,
+            forward=BoundGraphs(captured=priced(again[0], 0), least=priced(few[1][0].problem, 0)),
+            backward=BoundGraphs(captured=priced(again[1], 1), least=priced(few[0][1].problem, 1)),
+            last=BoundGraphs(captured=priced(again[1], 1), least=priced(kept, 1)),
+            caps=_without_memory_cap(self._step.request.caps),
+            free_bytes=free,
+        )
+
+
+def units_of(
+    accumulation: Accumulation,
+) -> tuple[list[Unit], list[dict[str, tuple[str, ...]]]]:
+    """Return the units, in the order in which forward gathers them, and the entries of each by
+    kind.
+    """
+    step = accumulation.step
+    forward, backward = (graph.problem for graph in step.least)
+    gathers = _by_parameter(forward, gather=True)
+    reductions = _by_parameter(backward, gather=False)
+    undecided = {p.name: p for p in step.undecided}
+    names = dict.fromkeys(
+        (*accumulation.held_bytes, *accumulation.sum_bytes, *undecided),
+    )
+    by_need = {p.name: k for k, p in enumerate(sorted(undecided.values(), key=lambda p: p.need))}
+    found, entries = [], []
+    for place, members in enumerate(_alike(list(names), (forward, backward))):
+        keepable = [undecided[name] for name in members if name in undecided]
+        held = [name for name in members if name in accumulation.held_bytes]
+        summed = [name for name in members if name in accumulation.sum_bytes]
+        sizes = {
+            KEPT: sum(p.size_bytes for p in keepable),
+            SHARED: sum(p.node_bytes or p.size_bytes for p in keepable)
+            if any(p.node_bytes for p in keepable)
+            else 0,
+            HELD: sum(accumulation.held_bytes[name] for name in held),
+            SUMMED: sum(accumulation.sum_bytes[name] for name in summed),
+        }
+        found.append(
+            Unit(
+                gathers=tuple(c for name in held for c in gathers.get(name, ())),
+                again=tuple(c for p in keepable for c in p.gathers),
+                reductions=tuple(c for name in summed for c in reductions.get(name, ())),
+                size_bytes={kind: size for kind, size in sizes.items() if size},
+                reduced_bytes=sum(accumulation.reduced_bytes[name] for name in summed),
+                order={
+                    kind: min((by_need[p.name] for p in keepable), default=0)
+                    if kind in (KEPT, SHARED)
+                    else place
+                    for kind in sizes
+                },
+            )
+        )
+        entries.append(
+            {
+                KEPT: tuple(p.name for p in keepable),
+                SHARED: tuple(
+                    marked(p.name, IN_NODE) if p.node_bytes else p.name for p in keepable
+                ),
+                HELD: tuple(marked(name, NEXT) for name in held),
+                SUMMED: tuple(marked(name, SUM) for name in summed),
+            }
+        )
+    return found, entries
+
+
+def _alike(names: list[str], problems: Iterable[Problem]) -> list[list[str]]:
+    """Return the parameters in groups: those of one transformer block, and those that the plan puts
+    into one bucket.
+    """
+    group = {name: block_of(name) or name for name in names}
+    for problem in problems:
+        together: dict[int, list[str]] = {}
+        for one in problem.collectives:
+            if one.restriction.group is not None and one.module in group:
+                together.setdefault(one.restriction.group, []).append(one.module)
+        for members in together.values():
+            joined = {group[name] for name in members}
+            first = group[min(members, key=names.index)]
+            group = {name: first if of in joined else of for name, of in group.items()}
+    found: dict[str, list[str]] = {}
+    for name, of in group.items():
+        found.setdefault(of, []).append(name)
+    return list(found.values())
+
+
+def _by_parameter(problem: Problem, *, gather: bool) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for c, one in enumerate(problem.collectives):
+        is_gather = problem.keys[one.key].kind == CollectiveKind.ALL_GATHER
+        if one.module and not one.on_path and is_gather == gather:
+            found.setdefault(one.module, []).append(c)
+    return found
+
+
+def _full(units: Mapping[str, frozenset[int]]) -> Units:
+    return {kind: units.get(kind, frozenset()) for kind in (KEPT, SHARED, HELD, SUMMED)}
+
+
+def _without_memory_cap(caps: Caps) -> Caps:
+    return replace(caps, memory_cap_bytes=None)
+
+
+_NEVER = float("inf")
+
+
+def _ticks(solved: SolvedAccumulation) -> float:
+    return solved.step_ticks if solved.fits else _NEVER

@@ -1,0 +1,328 @@
+"""A lower bound on the time of a step of several micro-batches in a row, over every choice of
+parameters that are kept, stay gathered from one micro-batch to the next, or whose gradients are
+added before they are reduced; and the choices that are best for the bound.
+
+    n      micro-batches, n >= 2
+    u      a unit: parameters that are decided on alike
+    k_u    1 where u is kept from forward to backward;  e_u  where it is resharded in its node
+    h_u    1 where u stays gathered from backward to the next forward
+    s_u    1 where gradients of u are added, and reduced once
+    f      forward of the first micro-batch: it gathers every parameter
+    p      the other graphs: forward behind the first (F), backward but for the last (B), the last
+           backward (L)
+    x_c    1 where collective c is in graph p: 1 - h_u for a gather of F, 1 - k_u - e_u for one of B
+           and L, 1 - s_u for a reduction of B; else 1
+    a_c    1 where it is launched alone, 0 where it is in a bucket
+    B(.)   the bound on one graph (:mod:`apsched.solver.bounds.best`)
+
+All of them may lie in between here. With alone_rc and shared_rc, the costs of c on stream r alone
+or in a bucket (r = 0: compute), and M_F, M_B, the bytes that are left at the beginning of a forward
+and between forward and backward:
+
+    (G1)  min B(f) + (n - 1) (t_F + t_B) + t_L
+    (G2)  t_p >= B(p with as few collectives as any choice has)
+    (G3)  t_p >= compute_p [r = 0] + sum_c (a_c alone_rc + (x_c - a_c) shared_rc)    every r
+    (G4)  0 <= a_c <= x_c,    k_u + e_u <= 1
+    (G5)  sum_u h_u held_u + sums <= M_F,    sum_u (k_u kept_u + e_u part_u) + sums <= M_B
+          sums = sum_u (s_u sum_u + (1 - s_u) reduced_u), the gradients of micro-batches before
+
+A gather in the node counts as free. Nodes have their lowest prices among the choices that were
+solved, as in :mod:`apsched.solver.bounds.whole_step`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ortools.linear_solver import pywraplp
+
+from apsched.config import Caps
+from apsched.problem.problem import Problem
+from apsched.schedule.result import BoundSource
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.relaxed import without_copies
+from apsched.solver.bounds.linear_program import Floats, costs_in_any_bucket
+from apsched.solver.bounds.step_time import TimeBound
+from apsched.solver.bounds.whole_step import costs_beside, graph_bound, sides
+from apsched.units import ALLOCATION_BYTES
+
+_TOLERANCE = 1e-6
+"""Of the LP, relative to its objective."""
+_LEAST = 1e-7
+"""Weight of bytes among choices with equal bounds."""
+_ORDER = 1e-2
+"""Weight of the order of units beside it."""
+KEPT, IN_NODE, HELD, SUMMED = "kept", "in node", "held", "summed"
+KINDS = (KEPT, IN_NODE, HELD, SUMMED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Parameters that are decided on alike."""
+
+    gathers: tuple[int, ...]
+    """Collectives of forward that gather them, as captured."""
+    again: tuple[int, ...]
+    """Collectives of backward that gather them again."""
+    reductions: tuple[int, ...]
+    """Collectives of backward that reduce their gradients."""
+    size_bytes: Mapping[str, int]
+    """Kind of a choice -> bytes that it takes, as allocated; without an entry it is not possible.
+    """
+    reduced_bytes: int
+    """Of the reduced gradients."""
+    order: Mapping[str, int]
+    """Kind -> place in the order in which it pays, among choices with equal bounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Graph:
+    """One of F, B and L."""
+
+    count: int
+    least_ticks: int
+    """(G2)."""
+    compute_ticks: float
+    alone: Floats
+    shared: Floats
+    """Cost of each collective, by stream."""
+    absent: tuple[tuple[tuple[str, int], ...], ...]
+    """For each collective the decisions, kind and unit, of which one makes it needless."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graphs:
+    """Problems of one direction: as captured, and with as few collectives as a choice has."""
+
+    captured: Problem
+    least: Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccumulationBound:
+    """Facts about a step of several micro-batches; made by :meth:`of`."""
+
+    units: tuple[Unit, ...]
+    graphs: tuple[_Graph, ...]
+    first_ticks: int
+    """B(f)."""
+    free_bytes: tuple[int | None, int | None]
+    """M_F and M_B; ``None`` without a memory cap."""
+
+    @classmethod
+    def of(
+        cls,
+        num_micro_batches: int,
+        units: Sequence[Unit],
+        *,
+        forward: Graphs,
+        backward: Graphs,
+        last: Graphs,
+        caps: Caps,
+        free_bytes: tuple[int | None, int | None],
+    ) -> "AccumulationBound":
+        """Return the bound of a step whose graphs are those; ``caps`` are without a memory cap."""
+        gathers = _absent(forward.captured, [u.gathers for u in units], (HELD,))
+        again = _absent(backward.captured, [u.again for u in units], (KEPT, IN_NODE))
+        summed = _absent(backward.captured, [u.reductions for u in units], (SUMMED,))
+        either = tuple(a or b for a, b in zip(again, summed, strict=True))
+        several = num_micro_batches - 1
+        return cls(
+            units=tuple(units),
+            graphs=(
+                _graph(several, forward, gathers, caps),
+                _graph(several, backward, either, caps),
+                _graph(1, last, again, caps),
+            ),
+            first_ticks=graph_bound(forward.captured, caps),
+            free_bytes=free_bytes,
+        )
+
+    def over_choices(self) -> TimeBound:
+        """Return the bound over all choices."""
+        ticks, _ = self._solved()
+        return TimeBound(ticks=ticks, source=BoundSource.WEIGHED)
+
+    def of_choice(self, chosen: Mapping[str, frozenset[int]]) -> int:
+        """Return the bound in ticks for one choice, units by kind."""
+        return self._solved(chosen)[0]
+
+    def may_fit(self, chosen: Mapping[str, frozenset[int]]) -> bool:
+        """Return whether (G5) allows a choice."""
+        sums = sum(
+            _at_least(unit.size_bytes[SUMMED]) if u in chosen[SUMMED] else unit.reduced_bytes
+            for u, unit in enumerate(self.units)
+        )
+        taken = [
+            sums + sum(_at_least(self.units[u].size_bytes[k]) for k in kinds for u in chosen[k])
+            for kinds in ((HELD,), (KEPT, IN_NODE))
+        ]
+        return all(
+            free is None or size <= free for free, size in zip(self.free_bytes, taken, strict=True)
+        )
+
+    def best_for(self, spare_bytes: int, *, as_many: bool) -> dict[str, frozenset[int]]:
+        """Return the choice with the least bound that leaves ``spare_bytes`` free: units by kind,
+        those chosen in part left out.
+
+        Of those with equal bounds the one with the fewest bytes, or ``as_many`` as fit.
+        """
+        _, shares = self._solved(spare_bytes=spare_bytes, weight=-_LEAST if as_many else _LEAST)
+        whole = 1 - 1e-4
+        return {
+            kind: frozenset(u for u, share in enumerate(shares[kind]) if share > whole)
+            for kind in KINDS
+        }
+
+    def _solved(
+        self,
+        chosen: Mapping[str, frozenset[int]] | None = None,
+        *,
+        spare_bytes: int = 0,
+        weight: float = 0.0,
+    ) -> tuple[int, dict[str, list[float]]]:
+        """Return (G1) in ticks, and the share of each unit by kind."""
+        solver = pywraplp.Solver.CreateSolver("GLOP")
+        inf = solver.infinity()
+        scale = 1.0 / max(self.first_ticks, 1)
+        shares = {
+            kind: [solver.NumVar(0, 1 if kind in unit.size_bytes else 0, "") for unit in self.units]
+            for kind in KINDS
+        }
+        if chosen is not None:
+            for kind, variables in shares.items():
+                for u, variable in enumerate(variables):
+                    variable.SetBounds(*(2 * [float(u in chosen[kind])]))
+        for kept, in_node in zip(shares[KEPT], shares[IN_NODE], strict=True):
+            solver.Add(kept + in_node <= 1)
+        if chosen is None:
+            self._add_memory(solver, shares, spare_bytes)
+        times = []
+        for graph in self.graphs:
+            time = solver.NumVar(graph.least_ticks * scale, inf, "")
+            times.append(graph.count * time)
+            _add_graph(solver, graph, time, shares, scale)
+        solver.Minimize(solver.Sum([*times, *self._preference(shares, weight)]))
+        if solver.Solve() != pywraplp.Solver.OPTIMAL:  # not even the gradients fit
+            least = sum(graph.count * graph.least_ticks for graph in self.graphs)
+            return self.first_ticks + least, {kind: [0.0] * len(self.units) for kind in KINDS}
+        found = {kind: [v.solution_value() for v in vs] for kind, vs in shares.items()}
+        ticks = solver.Objective().Value() / scale * (1 - _TOLERANCE)
+        return self.first_ticks + int(ticks), found
+
+    def _add_memory(
+        self, solver: pywraplp.Solver, shares: Mapping[str, Sequence[Any]], spare_bytes: int
+    ) -> None:
+        """(G5), with ``spare_bytes`` left free."""
+
+        def taken(kind: str) -> list[Any]:
+            return [
+                _at_least(unit.size_bytes[kind]) * share
+                for unit, share in zip(self.units, shares[kind], strict=True)
+                if kind in unit.size_bytes
+            ]
+
+        reduced = [
+            unit.reduced_bytes * (1 - share)
+            for unit, share in zip(self.units, shares[SUMMED], strict=True)
+        ]
+        sums = [*taken(SUMMED), *reduced]
+        for free, kinds in zip(self.free_bytes, ((HELD,), (KEPT, IN_NODE)), strict=True):
+            if free is not None:
+                items = [*sums, *(one for kind in kinds for one in taken(kind))]
+                solver.Add(solver.Sum(items) <= free - spare_bytes)
+
+    def _preference(self, shares: Mapping[str, Sequence[Any]], weight: float) -> list[Any]:
+        """Return what choices with equal bounds are compared by: bytes, and the order of units."""
+        if not weight:
+            return []
+        most = max((place for unit in self.units for place in unit.order.values()), default=0) + 1
+        total = sum(size for unit in self.units for size in unit.size_bytes.values())
+        return [
+            (weight + abs(weight) * _ORDER * unit.order[kind] / most)
+            * (unit.size_bytes[kind] / max(total, 1))
+            * share
+            for kind in KINDS
+            for unit, share in zip(self.units, shares[kind], strict=True)
+            if kind in unit.size_bytes
+        ]
+
+
+def _add_graph(
+    solver: pywraplp.Solver,
+    graph: _Graph,
+    time: Any,
+    shares: Mapping[str, Sequence[Any]],
+    scale: float,
+) -> None:
+    """(G3) and (G4) for one graph; a collective that costs nothing is left out."""
+    rows: list[list[Any]] = [[] for _ in graph.alone]
+    for c, absent in enumerate(graph.absent):
+        both = np.concatenate((graph.alone[:, c], graph.shared[:, c]))
+        if not both.any():
+            continue
+        present = 1 - solver.Sum([shares[kind][u] for kind, u in absent])
+        alone = solver.NumVar(0, 1, "")
+        solver.Add(alone <= present)
+        for r, row in enumerate(rows):
+            one, shared = graph.alone[r, c] * scale, graph.shared[r, c] * scale
+            if one or shared:
+                row.append(one * alone + shared * (present - alone))
+    for r, row in enumerate(rows):
+        fixed = graph.compute_ticks * scale if r == 0 else 0.0
+        solver.Add(time >= fixed + solver.Sum(row))
+
+
+def _graph(
+    count: int, graphs: Graphs, absent: tuple[tuple[tuple[str, int], ...], ...], caps: Caps
+) -> _Graph:
+    captured, least = (
+        without_copies(Instance.of(problem, caps)) for problem in (graphs.captured, graphs.least)
+    )
+    alone, shared = _least_costs(captured, least)
+    return _Graph(
+        count=count,
+        least_ticks=graph_bound(graphs.least, caps),
+        compute_ticks=float(least.arrays.compute_ticks.sum()),
+        alone=alone,
+        shared=shared,
+        absent=absent,
+    )
+
+
+def _least_costs(captured: Instance, least: Instance) -> tuple[Floats, Floats]:
+    """Return the costs of each collective alone and in a bucket, by stream: in ``captured``, or in
+    ``least`` if that has it for less.
+    """
+    groups = captured.problem.streams
+    alone, shared = (side.copy() for side in sides(captured, costs_in_any_bucket(captured), groups))
+    others = sides(least, costs_beside(captured, least), groups)
+    at = {_start_name(captured.problem, c): c for c in range(len(captured.problem.collectives))}
+    for other in range(len(least.problem.collectives)):
+        c = at.get(_start_name(least.problem, other))
+        if c is not None:
+            for mine, theirs in zip((alone, shared), others, strict=True):
+                mine[:, c] = np.minimum(mine[:, c], theirs[:, other])
+    return alone, shared
+
+
+def _start_name(problem: Problem, c: int) -> str:
+    return problem.node_names[problem.collectives[c].start]
+
+
+def _absent(
+    problem: Problem, collectives: Sequence[tuple[int, ...]], kinds: Sequence[str]
+) -> tuple[tuple[tuple[str, int], ...], ...]:
+    found: list[tuple[tuple[str, int], ...]] = [()] * len(problem.collectives)
+    for u, ones in enumerate(collectives):
+        for c in ones:
+            found[c] = tuple((kind, u) for kind in kinds)
+    return tuple(found)
+
+
+def _at_least(size_bytes: int) -> int:
+    """Return the bytes that an allocation of ``size_bytes`` takes inside a bucket's buffer, which
+    is rounded up once.
+    """
+    return max(size_bytes - ALLOCATION_BYTES + 1, 0)
