@@ -423,6 +423,18 @@ OPTIONS: tuple[Option, ...] = (
         ),
     ),
     Option(
+        name="accumulate",
+        group="accumulation",
+        unit=Unit.COUNT,
+        metavar="N",
+        axis=False,
+        parse=partial(parse_count, least=2),
+        help=(
+            "solve a step of N micro-batches in a row: parameters gathered once or N times, and"
+            " gradients reduced once or N times; with --keep auto, all or a file"
+        ),
+    ),
+    Option(
         name="inductor",
         group="baselines",
         unit=Unit.SWITCH,

@@ -76,8 +76,8 @@ def apply_fsdp2_micro_batches(
     InputError
         where FSDP2 cannot follow a schedule or the choice; nothing is set then.
     """
-    units = units_of(model)
     pairs = _pairs(solved)
+    units = units_of(model)
     first = pairs[0].forward[0]
     last = pairs[-1].backward[0]
     reduced = _covered(units, last, last, CollectiveKind.REDUCE_SCATTER)

@@ -3,7 +3,8 @@
 The peak of a schedule counts the memory that the graph holds: its inputs (parameters and buffers as
 far as the graph takes them), activations, gathered weights, and gradients up to the end of
 backward. All gradients are in the peak of backward, and none is alive in forward
-(``zero_grad(set_to_none=True)``), so that they have no line of their own here.
+(``zero_grad(set_to_none=True)``), so that they have no line of their own here, but for those of
+micro-batches before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ COMMUNICATOR_BYTES = 296 * 2**20
 (LL) and 4.7 MiB (LL128), the default sizes in NCCL's src/init.cc; the number of channels is an
 assumption.
 """
-_STATED = ("optimizer", "reserve", "more_communicators")
+_STATED = ("optimizer", "reserve", "more_communicators", "gradient_bytes")
 _BYTES_OF_DTYPE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -73,6 +74,8 @@ class MemoryAccount:
     """Share of the device that fragmentation may take."""
     more_communicators: int = 0
     """Of second groups, which the graph does not have yet."""
+    gradient_bytes: int = 0
+    """Of the micro-batches before, beside those that the graph takes."""
 
     @property
     def lines(self) -> tuple[MemoryLine, ...]:
@@ -90,6 +93,7 @@ class MemoryAccount:
                 beside.communicator_bytes + self.more_communicators * COMMUNICATOR_BYTES,
             ),
             ("CUDA context (assumed)", beside.context_bytes),
+            ("gradients of the micro-batches before", self.gradient_bytes),
             (
                 f"reserve for fragmentation ({100 * self.reserve:g} %, assumed)",
                 round(self.reserve * beside.device_bytes),
@@ -166,7 +170,7 @@ def account_json(account: MemoryAccount) -> dict[str, Any]:
 
 def account_of_json(says: Mapping[str, Any]) -> MemoryAccount:
     """Return the account that :func:`account_json` wrote."""
-    stated = {name: says[name] for name in _STATED}
+    stated = {name: says[name] for name in _STATED if name in says}  # older files have fewer
     return MemoryAccount(beside=BesideGraph(**says["counted"]), **stated)
 
 

@@ -124,7 +124,10 @@ class Accumulation:
     def solve(self, choice: Choice) -> SolvedAccumulation:
         """Return all graphs solved under ``choice``; each choice once."""
         if choice not in self.solved:
-            with self.step.progress.stage(f"solve {self.num_micro_batches} micro-batches"):
+            parts = _Parts.of(choice)
+            counts = len(parts.kept), len(parts.held), len(parts.summed)
+            words = "solve with {} kept, {} gathered on, {} reduced once".format(*counts)
+            with self.step.progress.stage(words):
                 self.solved[choice] = self._solve(choice)
         return self.solved[choice]
 
@@ -158,10 +161,13 @@ class Accumulation:
         pairs = []
         for k, (count, pair) in enumerate(zip(counts, graphs, strict=True)):
             before = k > 0 or len(graphs) == 1
-            beside = before * (reduced + sums), before * reduced + shards  # sums: backward's inputs
+            gradients = before * (reduced + sums), before * reduced  # backward takes the sums
+            beside = gradients[0], gradients[1] + shards
             forward, backward = (
-                self._result(graph, caps, more + size)
-                for graph, caps, size in zip(pair, self.step.caps, beside, strict=True)
+                _with_gradients(self._result(graph, caps, more + size), held)
+                for graph, caps, size, held in zip(
+                    pair, self.step.caps, beside, gradients, strict=True
+                )
             )
             pairs.append(
                 SolvedPair(
@@ -183,7 +189,7 @@ class Accumulation:
         """Return the graphs of micro-batch ``k``: ``forward`` and ``backward`` of the first,
         ``forward-2`` and ``backward-2`` of the next ones, ``backward-3`` of the last.
         """
-        from apsched.capture.accumulate import Place, micro_batch_backward, micro_batch_forward
+        from apsched.whole_step.micro_batch_graphs import Place, micro_batch_backward, micro_batch_forward
 
         place = Place(first=k == 0, last=k == self.num_micro_batches - 1)
         forward, backward = self.step.under(parts.kept)
@@ -231,9 +237,16 @@ class _Parts:
         )
 
 
+def _with_gradients(result: Result, size_bytes: int) -> Result:
+    """Return ``result`` with the gradients of the micro-batches before in its account."""
+    if result.account is None:
+        return result
+    return replace(result, account=replace(result.account, gradient_bytes=size_bytes))
+
+
 def _held(graphs: Graphs) -> "dict[str, tuple[HeldValue, ...]]":
     """Return parameter -> values that may stay gathered."""
-    from apsched.capture.accumulate import held_parameters
+    from apsched.whole_step.micro_batch_graphs import held_parameters
 
     forward, backward = (graph.captured for graph in graphs)
     assert forward is not None
@@ -243,7 +256,7 @@ def _held(graphs: Graphs) -> "dict[str, tuple[HeldValue, ...]]":
 
 def _gradients(backward: LoadedGraph) -> "dict[str, tuple[Reduction, ...]]":
     """Return parameter -> reductions of its gradient that no compute waits for."""
-    from apsched.capture.accumulate import summed_gradients
+    from apsched.whole_step.micro_batch_graphs import summed_gradients
 
     assert backward.captured is not None
     problem = backward.problem

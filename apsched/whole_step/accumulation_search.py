@@ -1,5 +1,5 @@
-"""Choose what several micro-batches in a row share: parameters kept, parameters that stay gathered
-from one micro-batch to the next, gradients reduced once.
+"""Choose the parameters that are kept in a step of several micro-batches in a row, those that stay
+gathered from one micro-batch to the next, and those whose gradients are reduced once.
 
 The choices are those of people, and those with the least bound (a linear program) that leave some
 memory free: the more is left, the more room has prefetch. Parameters of a transformer block are

@@ -2,23 +2,29 @@
 steps.
 """
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from apsched.config import Caps, SolveOptions
+from apsched.errors import InputError, SelfCheckError
 from apsched.names import NEXT, SUM, in_node, marked
 from apsched.pipeline.solve_graph import SolveRequest
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.schedule.verify import verify
+from apsched.solver.bounds.accumulation import AccumulationBound
+from apsched.solver.bounds.step_time import TimeBound
 from apsched.whole_step.accumulation import Accumulation
 from apsched.whole_step.accumulation_search import AccumulationAnswer, solve_accumulation
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.keep_request import keep_request
 from apsched.whole_step.pair import Step
+from apsched.whole_step.search import solve_choice
 from tests.helpers.graphs.sharded_layers import (
     FlatPrices,
+    PricesInNodes,
     captured_layers,
     loaded_layers,
 )
@@ -84,3 +90,115 @@ def test_no_choice_is_faster_than_the_bound_or_the_answer(
     assert answer.best.peak_bytes <= cap_bytes
     for result in (result for one in solved if one.fits for result in one.results):
         assert not list(verify(result.problem, result.best.schedule, result.caps))
+
+
+def test_all_marks_on_nodes_of_two() -> None:
+    """Two of four ranks a node: the gathers of backward stay in the node, forward gathers once."""
+    accumulation = accumulation_of(3, PricesInNodes(bytes_per_us=150.0), ranks_per_node=2)
+    name = NAMES[1]
+    choice = Choice([in_node(name), marked(name, NEXT), marked(name, SUM)])
+    solved = accumulation.solve(choice)
+    first, middle, last = (pair.results for pair in solved.pairs)
+
+    def served(results) -> list[list[tuple[str, int]]]:
+        return [
+            [(r.problem.keys[c.key].kind, r.problem.keys[c.key].group_size) for c in collectives]
+            for r in results
+            if (collectives := [c for c in r.problem.collectives if c.module == name])
+        ]
+
+    assert served(first) == [[("all_gather", 4)], [("all_gather", 2)]]
+    assert served(middle) == [[("all_gather", 2)]]
+    assert served(last) == [[("all_gather", 2), ("reduce_scatter", 4)]]
+    assert [pair.count for pair in solved.pairs] == [1, 1, 1]
+    assert middle[0] is last[0], "forward of the last micro-batch is that of the others"
+
+
+def test_memory_of_other_micro_batches_by_hand() -> None:
+    accumulation = accumulation_of(3)
+    sums, reduced = 4 * 64 * 128, 4 * 32 * 64 // 4
+    solved = accumulation.solve(Choice([marked(NAMES[1], SUM)]))
+    assert [pair.beside_bytes for pair in solved.pairs] == [
+        (0, 0),
+        (sums + reduced, reduced),
+        (sums + reduced, reduced),
+    ]
+    given = [
+        sum(s.size_bytes for s in pair.results[1].problem.storages if s.birth < 0)
+        for pair in solved.pairs
+    ]
+    assert [size - given[0] for size in given] == [0, sums, sums], "backward takes the sums"
+    alone = accumulation.solve(Choice())
+    every = sum(WHOLE_BYTES.values()) // 4
+    assert [(pair.count, pair.beside_bytes) for pair in alone.pairs] == [(3, (every, every))]
+    assert alone.step_ticks == 3 * accumulation.step.solve(Choice()).step_ticks
+
+
+def test_a_held_parameter_lives_through_all_of_backward_and_in_the_next_forward() -> None:
+    accumulation = accumulation_of(2)
+    kept = accumulation.solve(Choice([NAMES[0], marked(NAMES[0], NEXT)]))
+    (first, _), (forward, _) = (pair.results for pair in kept.pairs)
+    backward = kept.pairs[0].results[1].problem
+    held = [
+        s
+        for s in backward.storages
+        if s.size_bytes == WHOLE_BYTES[NAMES[0]] and s.birth < 0 and not s.kept
+    ]
+    assert [s.uses[-1] for s in held] == [backward.num_nodes - 1]
+    assert len(first.problem.collectives) == len(forward.problem.collectives) + 1
+
+
+def test_never_slower_than_a_choice_of_people_that_fits() -> None:
+    """Six layers, more units than are tried one by one."""
+    widths = (32, 64, 64, 32, 64, 64, 32)
+    request = SolveRequest(
+        caps=Caps(max_compute_move=0),
+        memory_cap=MemoryCap(size_bytes=None),
+        options=SolveOptions(time_slack=0.0, budget=0.0),
+    )
+    graphs = loaded_layers(captured_layers(widths), SLOW)
+    free = Accumulation.of(Step.of(graphs, request, Progress(quiet=True)), 4)
+    most = answer_of(free)
+    assert most.best is most.baselines["once"]
+    floor = floor_bytes(free)
+    for room in (0, 30_000, 60_000):
+        capped = replace(request, memory_cap=MemoryCap(size_bytes=floor + room))
+        answer = answer_of(Accumulation.of(Step.of(graphs, capped, Progress(quiet=True)), 4))
+        fitting = [b.step_ticks for b in answer.baselines.values() if b.fits]
+        assert answer.bound.ticks <= answer.best.step_ticks <= min(fitting)
+        assert most.best.step_ticks <= answer.best.step_ticks
+        assert answer.best.peak_bytes <= floor + room
+        print(
+            room,
+            answer.best.step_ticks,
+            min(fitting),
+            most.best.step_ticks,
+            answer.gap,
+            sorted(answer.best.kept),
+        )
+
+
+def test_a_bound_above_the_step_time_is_an_error(monkeypatch) -> None:
+    accumulation = accumulation_of(2)
+    above = TimeBound(ticks=10**12, source="wrong")
+    monkeypatch.setattr(AccumulationBound, "over_choices", lambda _: above)
+    with pytest.raises(SelfCheckError, match="without --accumulate"):
+        answer_of(accumulation)
+
+
+def test_stated_entries() -> None:
+    accumulation = accumulation_of(2)
+
+    def chosen(*entries: str) -> Choice:
+        request = keep_request(entries)
+        return solve_accumulation(accumulation, request).best.kept
+
+    assert chosen(r"weights\..*", "weights.0 @next") == {*NAMES, "weights.0 @next"}
+    every = solve_accumulation(accumulation, keep_request("all")).best.kept
+    assert every == {*NAMES, *(marked(n, mark) for n in NAMES for mark in (NEXT, SUM))}
+    with pytest.raises(InputError, match=r"forward gathers, in a step with --accumulate,"):
+        chosen("other @next")
+    with pytest.raises(InputError, match=r"a gradient that backward reduces"):
+        chosen("other @sum")
+    with pytest.raises(InputError, match=r"with --accumulate, \(such as weights.0\)"):
+        solve_choice(accumulation.step, keep_request(["weights.0 @sum"]))

@@ -20,6 +20,7 @@ from apsched.cli.options import (
     request_with_buckets,
     solve_request,
     source_request,
+    stated,
 )
 from apsched.cli.output import refuse_infeasible
 
@@ -50,7 +51,7 @@ def add_parser(verbs: Any) -> None:
     add_json(parser)
     add_groups(parser, "caps", "device memory", "search", "compute")
     add_groups(parser, "contention", "scenarios", "plan", "buckets")
-    add_groups(parser, "whole step", "process groups")
+    add_groups(parser, "whole step", "accumulation", "process groups")
     add_inductor(parser, default=False)
     add_groups(parser, "other solver")
     parser.add_argument(
@@ -67,13 +68,6 @@ def add_parser(verbs: Any) -> None:
         "N",
         "with --keep auto: also solve the step under N memory caps, from its least memory to the"
         " peak of the fastest, and print memory, step time and the kept parameters",
-    )
-    add_option(
-        parser,
-        "--accumulate",
-        "N",
-        "with --keep auto, all or a file: solve a step of N micro-batches in a row, with parameters"
-        " gathered once or N times, and gradients reduced once or N times",
     )
     add_out(
         parser,
@@ -267,10 +261,10 @@ def _num_caps(args: argparse.Namespace, keep: str) -> int:
 def _num_micro_batches(args: argparse.Namespace, which: str) -> int:
     """Return the number of micro-batches of ``--accumulate``; 0 where it is left out."""
     from apsched.errors import InputError
-    from apsched.quantities import parse_count
     from apsched.whole_step.choices import NONE
 
-    if args.accumulate is None:
+    num_micro_batches = stated(args, "accumulate")
+    if num_micro_batches is None:
         return 0
     if args.keep == NONE:
         raise InputError(
@@ -284,4 +278,4 @@ def _num_micro_batches(args: argparse.Namespace, which: str) -> int:
             f"--accumulate: expected forward and backward apart, found --direction {which}; choose"
             " --direction both (one graph of all micro-batches: --micro-batches)"
         )
-    return parse_count(args.accumulate, "--accumulate", least=2)
+    return int(num_micro_batches)

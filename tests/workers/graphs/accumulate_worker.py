@@ -13,19 +13,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apsched.capture.accumulate import (
-    Place,
-    held_parameters,
-    micro_batch_backward,
-    micro_batch_forward,
-    summed_gradients,
-)
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.joint import capture_module
 from apsched.capture.keep import keep
 from apsched.fx.accumulate import HeldValue, Reduction
 from apsched.fx.collectives import is_all_gather, is_collective
 from apsched.fx.keep import outputs_of
+from apsched.whole_step.micro_batch_graphs import (
+    Place,
+    held_parameters,
+    micro_batch_backward,
+    micro_batch_forward,
+    summed_gradients,
+)
 from tests.helpers.graphs.sharded_layers import ShardedLayers
 
 WIDTHS, TOKENS, NUM_MICRO_BATCHES = (32, 64, 128), 16, 3

@@ -1,0 +1,110 @@
+"""A solved step of several micro-batches as settings of eager FSDP2: real processes gather and
+reduce as it says, with the losses and gradients of the same switches set by hand.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from apsched.cli.main import main
+from apsched.errors import InputError
+from apsched.integrations.fsdp2 import read_solved
+from apsched.integrations.fsdp2_accumulation import apply_fsdp2_micro_batches
+from tests.helpers.processes import WORKERS, Job, run_jobs
+from tests.workers.training.fsdp2_micro_batches_worker import CASES, NUM_MICRO_BATCHES
+from tests.workers.training.fsdp2_worker import in_schedule
+
+UNITS = "layers.[0-9]+\nnorm+output\ntok_embeddings\n"
+PARAMETERS = {"norm+output": ("norm.weight", "output.weight"), "(root)": ("tok_embeddings.weight",)}
+
+
+def entries(units: tuple[str, ...], mark: str) -> list[str]:
+    """Return the entries of a file for ``--keep``."""
+    names = [name for unit in units for name in PARAMETERS.get(unit, (rf"{unit}\..*",))]
+    return [f"{name} {mark}".strip() for name in names]
+
+
+def solved(folder: Path, world_size: int) -> None:
+    """Write the answer of each case, as a user does."""
+    folder.mkdir(parents=True)
+    (folder / "units.txt").write_text(UNITS)
+    for name, case in CASES.items():
+        lines = [
+            *entries(case["kept"], ""),
+            *entries(case["held"], "@next"),
+            *entries(case["summed"], "@sum"),
+        ]
+        (folder / f"{name}.txt").write_text("\n".join(lines))
+        source = f"solve llama3-debug --mesh fsdp={world_size} --seq 32 --layers 3"
+        options = f"--accumulate {NUM_MICRO_BATCHES} --max-compute-move 0 --budget 0"
+        files = ["--keep", f"{folder}/{name}.txt", "--buckets", f"{folder}/units.txt"]
+        assert main([*source.split(), *options.split(), *files, "-o", f"{folder}/{name}"]) == 0
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory) -> dict[int, tuple[Path, list[dict]]]:
+    root = tmp_path_factory.mktemp("micro_batches")
+    folders = {size: root / f"of_{size}" for size in (2, 4)}
+    for size, folder in folders.items():
+        solved(folder, size)
+    script = WORKERS / "training/fsdp2_micro_batches_worker.py"
+    found = run_jobs(
+        script,
+        [Job(folder=folder, world_size=size) for size, folder in folders.items()],
+        timeout_s=400,
+    )
+    return {size: (folders[size], reports) for size, reports in zip((2, 4), found, strict=True)}
+
+
+@pytest.fixture(params=[2, 4], ids="{} processes".format)
+def job(jobs, request) -> tuple[Path, list[dict]]:
+    return jobs[request.param]
+
+
+def units_of(events: list[str], what: str) -> list[str]:
+    return [event.split()[1] for event in events if event.split()[0] == what]
+
+
+@pytest.mark.ranks
+def test_losses_and_gradients_are_those_of_the_same_switches_set_by_hand(job) -> None:
+    for report in job[1]:
+        for name in CASES:
+            found, by_hand = report[name]["solved"], report[name]["by hand"]
+            assert found["losses"] == by_hand["losses"] == report["untouched"]["losses"]
+            assert found["bits"] == by_hand["bits"], name
+            assert found["gradients"] == pytest.approx(report["untouched"]["gradients"], rel=1e-3)
+            assert any(found["gradients"])
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.ranks
+def test_units_are_gathered_and_reduced_as_the_step_says(job, case) -> None:
+    chosen = {kind: set(units) for kind, units in CASES[case].items()}
+    for report in job[1]:
+        for k, (forward, backward) in enumerate(report[case]["solved"]["seen"]):
+            everything, last = {"layers.0", "layers.1", "layers.2", "norm+output", "(root)"}, k == 2
+            assert set(units_of(forward, "gather")) == everything - (chosen["held"] if k else set())
+            assert set(units_of(backward, "gather")) == everything - chosen["kept"] - {"(root)"}
+            reduced = set(units_of(backward, "reduce"))
+            assert reduced == everything - (set() if last else chosen["summed"])
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.ranks
+def test_gathers_run_in_the_order_of_the_schedules(job, case) -> None:
+    folder, reports = job
+    pairs = json.loads((folder / case / "result.json").read_text())["accumulate"]["micro_batches"]
+    names = [pair["graphs"] for pair in pairs for _ in range(pair["count"])]
+    assert len(names) == NUM_MICRO_BATCHES
+    for report in reports:
+        for pair, seen in zip(names, report[case]["solved"]["seen"], strict=True):
+            for name, events in zip(pair, seen, strict=True):
+                expected = in_schedule(*read_solved(folder / case, name), "all_gather")
+                assert units_of(events, "gather") == [unit for unit, _ in expected]
+
+
+def test_a_directory_of_one_micro_batch_is_refused(tmp_path) -> None:
+    with pytest.raises(InputError, match="--accumulate N -o"):
+        apply_fsdp2_micro_batches(torch.nn.Linear(2, 2), tmp_path)
