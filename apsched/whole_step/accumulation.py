@@ -189,7 +189,11 @@ class Accumulation:
         """Return the graphs of micro-batch ``k``: ``forward`` and ``backward`` of the first,
         ``forward-2`` and ``backward-2`` of the next ones, ``backward-3`` of the last.
         """
-        from apsched.whole_step.micro_batch_graphs import Place, micro_batch_backward, micro_batch_forward
+        from apsched.whole_step.micro_batch_graphs import (
+            Place,
+            micro_batch_backward,
+            micro_batch_forward,
+        )
 
         place = Place(first=k == 0, last=k == self.num_micro_batches - 1)
         forward, backward = self.step.under(parts.kept)

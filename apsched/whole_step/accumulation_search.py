@@ -107,6 +107,8 @@ class _Search:
         self._of, self._step = accumulation, accumulation.step
         self._units, self._names = units_of(accumulation)
         self._bound = self._made_bound()
+        self._known: dict[Choice, Units] = {}
+        """Choices that were looked at, as units."""
 
     def bound(self) -> TimeBound:
         """Return the bound, at the least prices of all graphs that were made."""
@@ -130,7 +132,7 @@ class _Search:
             "once": {kind: every[kind] for kind in (KEPT, HELD, SUMMED)},
         }
         return {
-            name: self._of.solve(self._choice(units))
+            name: self._solved(_full(units))
             for name, units in made.items()
             if name == NONE or self._bound.may_fit(_full(units))
         }
@@ -146,6 +148,8 @@ class _Search:
             free = [size for size in self._bound.free_bytes if size is not None]
             for as_many in (False, True):
                 self._along_memory(max(min(free, default=0), 0), as_many=as_many)
+            while self._filled():
+                pass
 
     def _every(self) -> list[Units]:
         """Return all choices, those with the least bound first."""
@@ -198,6 +202,36 @@ class _Search:
             )
             look((best + other) // 2 for other in around)
 
+    def _filled(self) -> bool:
+        """Solve the fastest choice with more units of one kind, as many as memory may hold, a half,
+        a quarter ... of them, until one is faster; return whether one is.
+        """
+        before = self._best_ticks()
+        best = min(
+            self._known, key=lambda choice: (_ticks(self._of.solved[choice]), sorted(choice))
+        )
+        for kind in (SUMMED, KEPT, HELD):
+            more = self._more(self._known[best], kind)
+            count = len(more)
+            while count:
+                units = self._known[best]
+                added = {**units, kind: units[kind].union(more[:count])}
+                if self._ticks_of(added) < before:
+                    return True
+                count //= 2
+        return False
+
+    def _more(self, units: Units, kind: str) -> list[int]:
+        """Return the units that memory may hold as ``kind``, too, in the order in which it pays."""
+        free = self._all()[kind] - units[kind]
+        if kind == KEPT:
+            free -= units[SHARED]
+        found: list[int] = []
+        for u in sorted(free, key=lambda u: (self._units[u].order[kind], u)):
+            if self._bound.may_fit({**units, kind: units[kind].union(found, [u])}):
+                found.append(u)
+        return found
+
     def best(self, baselines: Mapping[str, SolvedAccumulation]) -> SolvedAccumulation:
         """Return the choice with the lowest peak among those within the time slack, never slower
         than a baseline that fits; that of none if none fits.
@@ -212,6 +246,11 @@ class _Search:
         near = (solved for solved in fitting if solved.step_ticks <= limit)
         return min(near, key=lambda s: (s.peak_bytes, s.step_ticks, sorted(s.kept)))
 
+    def _solved(self, units: Units) -> SolvedAccumulation:
+        choice = self._choice(units)
+        self._known[choice] = units
+        return self._of.solve(choice)
+
     def _ticks_of(self, units: Units) -> float:
         """Return the step time of a choice; never, where it cannot be the fastest."""
         choice = self._choice(units)
@@ -219,7 +258,7 @@ class _Search:
             not self._bound.may_fit(units) or self._bound.of_choice(units) >= self._best_ticks()
         ):
             return _NEVER
-        return _ticks(self._of.solve(choice))
+        return _ticks(self._solved(units))
 
     def _best_ticks(self) -> float:
         return min(map(_ticks, self._of.solved.values()), default=_NEVER)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from apsched.atomic_files import write_atomic
 from apsched.report.answer.kept_words import kept_count
+from benchmarks.common.choices import beaten
 from benchmarks.keep.cases import GRID, SMOKE, Row, measured
 
 _HEAD = (
@@ -50,18 +51,6 @@ def write(out: Path, rows: Sequence[Row]) -> None:
     write_atomic(out, (_HEAD + "".join(f"{_line(row)}\n" for row in rows)).encode())
     figures = json.dumps([asdict(row) for row in rows], indent=1)
     write_atomic(out.with_suffix(".json"), f"{figures}\n".encode())
-
-
-def beaten(rows: Sequence[Row]) -> list[Row]:
-    """Return the choices that people make that fit and are faster than the one found."""
-    found = {(row.case, row.cap): row.step_ms for row in rows if row.choice == "apsched"}
-    return [
-        row
-        for row in rows
-        if row.step_ms is not None
-        and (best := found.get((row.case, row.cap))) is not None
-        and row.step_ms < best
-    ]
 
 
 def _line(row: Row) -> str:

@@ -234,7 +234,7 @@ class AccumulationBound:
                 solver.Add(solver.Sum(items) <= free - spare_bytes)
 
     def _preference(self, shares: Mapping[str, Sequence[Any]], weight: float) -> list[Any]:
-        """Return the terms that compare choices with equal bounds: bytes, and the order of units."""
+        """Return the terms that compare choices with equal bounds: bytes and the order of units."""
         if not weight:
             return []
         most = max((place for unit in self.units for place in unit.order.values()), default=0) + 1

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.keep.__main__ import beaten, main
+from benchmarks.common.choices import beaten
+from benchmarks.keep.__main__ import main
 from benchmarks.keep.cases import Row
 
 ROW = Row(
