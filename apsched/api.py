@@ -365,6 +365,10 @@ def solve_step(
         where the model cannot be traced, or an argument cannot be used.
     """
     wanted = keep_request(keep, "keep")
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise InputError(
+            f"accumulate: expected a number of micro-batches of at least 1, found {accumulate!r}"
+        )
     limits = Caps(max_compute_move=DEFAULT_COMPUTE_MOVE) if caps is None else caps
     search = {"time_slack": time_slack, "budget": budget, "seed": seed}
     request = SolveRequest(

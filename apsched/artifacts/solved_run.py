@@ -83,6 +83,8 @@ class SolvedRun:
     """The parameters kept from forward to backward, as in ``--json``; ``None`` if each graph was
     solved alone.
     """
+    accumulate: Mapping[str, Any] | None = None
+    """The step of several micro-batches in a row, as in ``--json``."""
 
 
 def load_run(path: str | Path) -> SolvedRun:
@@ -126,7 +128,14 @@ def load_run(path: str | Path) -> SolvedRun:
             for entry in report["graphs"]
         )
         cluster = str(report["cluster"])
-        return SolvedRun(path=path, source=source, cluster=cluster, graphs=graphs, keep=keep)
+        return SolvedRun(
+            path=path,
+            source=source,
+            cluster=cluster,
+            graphs=graphs,
+            keep=keep,
+            accumulate=report.get("accumulate"),
+        )
     except (KeyError, TypeError, AttributeError) as error:
         missing = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise InputError(

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from apsched.capture.fake_world import world
 from apsched.cli.main import main
 from apsched.errors import InputError
 from apsched.integrations.fsdp2 import read_solved
 from apsched.integrations.fsdp2_accumulation import apply_fsdp2_micro_batches
 from tests.helpers.processes import WORKERS, Job, run_jobs
 from tests.workers.training.fsdp2_micro_batches_worker import CASES, NUM_MICRO_BATCHES
-from tests.workers.training.fsdp2_worker import in_schedule
+from tests.workers.training.fsdp2_worker import eager_model, in_schedule
 
 UNITS = "layers.[0-9]+\nnorm+output\ntok_embeddings\n"
 PARAMETERS = {"norm+output": ("norm.weight", "output.weight"), "(root)": ("tok_embeddings.weight",)}
@@ -108,3 +109,52 @@ def test_gathers_run_in_the_order_of_the_schedules(job, case) -> None:
 def test_a_directory_of_one_micro_batch_is_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="--accumulate N -o"):
         apply_fsdp2_micro_batches(torch.nn.Linear(2, 2), tmp_path)
+
+
+def answer(folder: Path, lines: list[str]) -> Path:
+    (folder / "units.txt").write_text(UNITS)
+    (folder / "chosen.txt").write_text("\n".join(lines))
+    words = "solve llama3-debug --mesh fsdp=2 --seq 32 --layers 3 --accumulate 2 --budget 0"
+    files = ["--keep", f"{folder}/chosen.txt", "--buckets", f"{folder}/units.txt"]
+    assert main([*words.split(), "--max-compute-move", "0", *files, "-o", f"{folder}/out"]) == 0
+    return folder / "out"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            "layers.1.attention.wq.weight @next",
+            r"forward-2: FSDP2 gathers a unit as one, and of layers.1 the schedule gathers \S+ and"
+            r" not layers.1.attention.wq.weight; solve with plan=",
+        ),
+        (
+            "layers.1.attention.wq.weight @sum",
+            r"backward: FSDP2 reduces a unit as one, and of layers.1 the schedule reduces \S+ and"
+            r" not layers.1.attention.wq.weight",
+        ),
+    ],
+)
+def test_a_part_of_a_unit_is_refused(tmp_path: Path, entry: str, message: str) -> None:
+    folder = answer(tmp_path, [entry])
+    with world(2):
+        model = eager_model(2)
+        with pytest.raises(InputError, match=message):
+            apply_fsdp2_micro_batches(model, folder)
+
+
+def test_settings_of_each_micro_batch(tmp_path: Path) -> None:
+    folder = answer(tmp_path, [r"layers\.1\..* @next", r"layers\.2\..* @sum"])
+    with world(2):
+        step = apply_fsdp2_micro_batches(eager_model(2), folder)
+        switches = [
+            {
+                one.name: (one.reshard_after_backward, one.reduce_gradients)
+                for one in settings.units
+                if not (one.reshard_after_backward and one.reduce_gradients)
+            }
+            for settings in step.settings
+        ]
+        assert switches == [{"layers.1": (False, True), "layers.2": (True, False)}, {}]
+        with pytest.raises(InputError, match="a micro-batch from 0 to 1, found 2"):
+            step.begin(2)

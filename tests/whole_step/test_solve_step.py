@@ -8,6 +8,7 @@ from torch import nn
 
 import apsched
 from apsched.config import Caps
+from apsched.errors import InputError
 
 WIDTH, LAYERS = 64, 3
 
@@ -83,3 +84,26 @@ def test_a_cap_that_nothing_fits_has_no_step_time() -> None:
 def test_bad_arguments_are_refused_by_name(options: dict[str, object], message: str) -> None:
     with pytest.raises(apsched.InputError, match=message):
         solved(**options)
+
+
+def test_several_micro_batches_in_a_row(tmp_path: Path) -> None:
+    step = solved(accumulate=3, keep="all")
+    assert [count for count, _ in step.micro_batches] == [1, 1, 1]
+    times = [r.step_time_us or 0.0 for _, pair in step.micro_batches for r in pair]
+    assert step.step_time_us == pytest.approx(sum(times))
+    assert step.bound_us <= step.step_time_us
+    assert step.peak_memory_bytes is not None
+    assert set(step.kept) == {
+        f"layers.{k}.weight{mark}" for k in range(LAYERS) for mark in ("", " @next", " @sum")
+    } - {"layers.0.weight"}, "backward does not gather the first layer"
+    names = [result.problem.name for result in step.results]
+    assert names == ["forward", "backward", "forward-2", "backward-2", "backward-3"]
+    assert step.as_dict()["num_micro_batches"] == 3
+    step.save(tmp_path / "kept.txt")
+    same = solved(accumulate=3, keep=tmp_path / "kept.txt")
+    assert (same.kept, same.step_time_us) == (step.kept, step.step_time_us)
+    assert solved(keep="all").micro_batches[0][0] == 1
+    with pytest.raises(InputError, match="at least 1, found 0"):
+        solved(accumulate=0)
+    assert repr(step).startswith("apsched.StepResult")
+    assert "gathered until the next micro-batch: layers.0-2" in repr(step)

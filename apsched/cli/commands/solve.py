@@ -115,6 +115,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         graphs, results = solved.graphs, list(solved.results)
         if any(result.best is None for result in results):
             opened.close()  # its process groups end, before others are captured
+            solved.refuse_micro_batches()
             refuse_infeasible(
                 results,
                 source=args.source,
@@ -162,6 +163,14 @@ class _Solved:
     results: "Sequence[Result]"
     step: "StepAnswer | None" = None
     micro_batches: "AccumulationAnswer | None" = None
+
+    def refuse_micro_batches(self) -> None:
+        """Raise ``InfeasibleError`` for a step of several micro-batches that does not fit."""
+        from apsched.errors import InfeasibleError
+        from apsched.report.answer.accumulation import no_choice_fits
+
+        if self.micro_batches is not None:
+            raise InfeasibleError(no_choice_fits(self.micro_batches))
 
     def add_to(
         self,

@@ -14,12 +14,13 @@ from apsched.units import ticks_to_us
 from apsched.whole_step.accumulation import SolvedAccumulation
 from apsched.whole_step.accumulation_search import AccumulationAnswer
 
-_SECTIONS = {
+SECTIONS = {
     "": "kept from forward to backward",
     IN_NODE: "resharded in their node",
     NEXT: "gathered until the next micro-batch",
     SUM: "gradients reduced once",
 }
+"""Mark of an entry -> its meaning."""
 
 
 def accumulation_json(answer: AccumulationAnswer) -> dict[str, Any]:
@@ -30,6 +31,7 @@ def accumulation_json(answer: AccumulationAnswer) -> dict[str, Any]:
     return {
         "num_micro_batches": answer.num_micro_batches,
         "choice": sorted(best.kept),
+        "entries": list(answer.entries),
         "micro_batches": [
             {
                 "count": pair.count,
@@ -98,7 +100,7 @@ def accumulation_lines(answer: AccumulationAnswer, rate: StepRate | None) -> tup
     whole = rate and replace(
         rate, num_tokens=several * rate.num_tokens, model_us=several * rate.model_us
     )
-    names = {mark: [name_of(e) for e in answer.entries if mark_of(e) == mark] for mark in _SECTIONS}
+    names = {mark: [name_of(e) for e in answer.entries if mark_of(e) == mark] for mark in SECTIONS}
     return (
         f"step of {several} micro-batches: {show_us(step_us)}, bound"
         f" {show_us(ticks_to_us(answer.bound.ticks))} ({answer.bound.source}), gap"
@@ -108,9 +110,23 @@ def accumulation_lines(answer: AccumulationAnswer, rate: StepRate | None) -> tup
         *_micro_batch_lines(best),
         *(
             f"  {words}: {kept_in_words(chosen, names[mark])}"
-            for mark, words in _SECTIONS.items()
+            for mark, words in SECTIONS.items()
             if (chosen := [name_of(e) for e in best.kept if mark_of(e) == mark])
         ),
+    )
+
+
+def no_choice_fits(answer: AccumulationAnswer) -> str:
+    """Return the memory that the step is known to need if no choice fits, and the cap to try."""
+    least = max(
+        result.answer.floor_memory_bytes + beside
+        for pair in answer.best.pairs
+        for result, beside in zip(pair.results, pair.beside_bytes, strict=True)
+    )
+    return (
+        f"step of {answer.num_micro_batches} micro-batches: expected a memory cap of at least"
+        f" {show_bytes(least)}, which the graphs and the gradients of micro-batches before are"
+        f" known to fit, found {show_bytes(answer.cap_bytes)}; try --memory-cap {least}"
     )
 
 

@@ -15,7 +15,7 @@ from importlib.resources import files
 
 from apsched.artifacts.solved_run import SolvedGraph, SolvedRun
 from apsched.pipeline.sources import DEFAULT_MESH, DEFAULT_SEQ_LEN
-from apsched.report.page import sections
+from apsched.report.page import kept, micro_batches, sections
 from apsched.report.page.apply import how_to_apply
 from apsched.report.page.columns import packed, page_data
 from apsched.report.page.frontier import (
@@ -27,7 +27,8 @@ from apsched.report.page.frontier import (
     one_point_text,
     point_of,
 )
-from apsched.report.page.kept import ANCHOR, kept_section
+from apsched.report.page.kept import kept_section
+from apsched.report.page.micro_batches import micro_batches_section
 
 _SCRIPTS = ("view.js", "timeline.js", "memory.js", "frontier.js", "page.js")
 _NO_NETWORK = (
@@ -70,13 +71,16 @@ def report_page(run: SolvedRun, frontiers: Sequence[Frontier] = (), heading: str
     graphs = "\n".join(_graph_section(graph, g, ids[g]) for g, graph in enumerate(run.graphs))
     frontier = _frontier_section(frontiers, run_points)
     first, then = (graphs, frontier) if run_points else (frontier, graphs)
-    kept = "" if run.keep is None else kept_section(run.keep)
+    step = "" if run.keep is None else kept_section(run.keep)
+    step += "" if run.accumulate is None else micro_batches_section(run.accumulate)
     anchors = [*zip(ids, (_title(graph) for graph in run.graphs), strict=True)]
     anchors = (
         [*anchors, ("frontier", "frontier")] if run_points else [("frontier", "frontier"), *anchors]
     )
     if run.keep is not None:
-        anchors = [(ANCHOR, "kept"), *anchors]
+        anchors = [(kept.ANCHOR, "kept"), *anchors]
+    if run.accumulate is not None:
+        anchors = [(micro_batches.ANCHOR, "micro-batches"), *anchors]
     links = "".join(f'<a href="#{escape(anchor)}">{escape(title)}</a>' for anchor, title in anchors)
     versions = ", ".join(
         f"{name} {version}"
@@ -103,7 +107,7 @@ def report_page(run: SolvedRun, frontiers: Sequence[Frontier] = (), heading: str
 <main>
 <p id="trouble" role="alert" hidden></p>
 <noscript><p>The pictures need JavaScript; the tables are complete without it.</p></noscript>
-{kept}
+{step}
 {first}
 {then}
 <section id="apply"><h2>How to apply it</h2>

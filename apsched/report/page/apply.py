@@ -13,6 +13,9 @@ from apsched.options_table import BY_NAME
 
 _DECIDED = ("search", "scenarios", "process groups")
 """Groups of options that a schedule file has decided."""
+_MICRO_BATCHES = (
+    "In a job with eager FSDP2, if buckets are its units (--buckets, --max-compute-move 0):"
+)
 _NO_SETTING = ("--collectives", "--unfused")
 """Prices that a job states as a cost model of its own."""
 
@@ -44,8 +47,11 @@ def _block(graphs: Sequence[SolvedGraph]) -> str:
         f"apsched apply {shlex.quote(source)} {words(options, APPLY_FLAGS)}".rstrip()
         + f" {shlex.join(files)}"
     )
+    again = ("This makes the same schedules again, byte for byte:", made)
+    if "--accumulate" in options:
+        return head + _texts([again, (_MICRO_BATCHES, _fsdp2(graphs))])
     parts = [
-        ("This makes the same schedules again, byte for byte:", made),
+        again,
         ("This checks them against their graphs, and writes the rewritten modules:", check),
         (
             (
@@ -65,7 +71,22 @@ def _block(graphs: Sequence[SolvedGraph]) -> str:
                 _code(graphs, replay=False),
             )
         )
-    return head + "".join(f"<p>{escape(text)}</p><pre>{escape(code)}</pre>" for text, code in parts)
+    return head + _texts(parts)
+
+
+def _texts(parts: Sequence[tuple[str, str]]) -> str:
+    return "".join(f"<p>{escape(text)}</p><pre>{escape(code)}</pre>" for text, code in parts)
+
+
+def _fsdp2(graphs: Sequence[SolvedGraph]) -> str:
+    folder = str(graphs[0].schedule_path.parent)
+    return (
+        "from apsched.integrations.fsdp2_accumulation import apply_fsdp2_micro_batches\n\n"
+        f"step = apply_fsdp2_micro_batches(model, {folder!r})\n"
+        "for k, batch in enumerate(batches):\n"
+        "    step.begin(k)\n"
+        "    model(*batch).backward()"
+    )
 
 
 def _code(graphs: Sequence[SolvedGraph], *, replay: bool) -> str:

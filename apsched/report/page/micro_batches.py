@@ -1,0 +1,83 @@
+"""The section of a report on a step of several micro-batches in a row."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from apsched.names import mark_of, name_of
+from apsched.quantities import show_bytes, show_us
+from apsched.report.answer.accumulation import SECTIONS
+from apsched.report.answer.kept_words import kept_count, kept_in_words
+from apsched.report.page.table import table
+
+ANCHOR = "micro-batches"
+
+
+def micro_batches_section(step: Mapping[str, Any]) -> str:
+    """Return the section on the micro-batches; ``step`` is the entry ``accumulate`` of
+    ``--json``.
+    """
+    cards = "".join(
+        f"<div><b>{escape(value)}</b><span>{escape(text)}</span></div>"
+        for value, text in (
+            (show_us(step["step_time_us"]), f"{step['num_micro_batches']} micro-batches"),
+            (
+                f"{100 * step['gap']:.3f} %",
+                f"gap to the bound over the choices of {show_us(step['bound_us'])}",
+            ),
+            (
+                show_bytes(step["peak_memory_bytes"]),
+                f"peak memory, cap {show_bytes(step['memory_cap_bytes'])}",
+            ),
+        )
+    )
+    lists = "".join(
+        f"<li>{words}: {escape(kept_in_words(chosen, _names(step, mark)))}</li>"
+        for mark, words in SECTIONS.items()
+        if (chosen := [name_of(e) for e in step["choice"] if mark_of(e) == mark])
+    )
+    return f"""<section class="graph" id="{ANCHOR}" aria-labelledby="{ANCHOR}-head">
+<h2 id="{ANCHOR}-head">Micro-batches in a row</h2>
+<div class="figures">{cards}</div>
+<ul>{lists}</ul>
+{_micro_batches(step)}
+{_choices(step)}
+</section>"""
+
+
+def _names(step: Mapping[str, Any], mark: str) -> list[str]:
+    return [name_of(entry) for entry in step["entries"] if mark_of(entry) == mark]
+
+
+def _micro_batches(step: Mapping[str, Any]) -> str:
+    """Return the graphs and times of each micro-batch."""
+    rows = [
+        (
+            str(one["count"]),
+            *(
+                f"{n}: {show_us(us)}"
+                for n, us in zip(one["graphs"], one["step_time_us"], strict=True)
+            ),
+        )
+        for one in step["micro_batches"]
+    ]
+    made = table(("micro-batches", "forward", "backward"), rows)
+    return f"<h3>In order</h3>\n<div class=wide>{made}</div>"
+
+
+def _choices(step: Mapping[str, Any]) -> str:
+    """Return the choices that people make beside the one of the answer."""
+    rows = [
+        (
+            name,
+            kept_count(one["num_kept"], one["num_in_node"]),
+            str(one["num_held"]),
+            str(one["num_summed"]),
+            show_us(one["step_time_us"]) if one["fits"] else "",
+            show_bytes(one["peak_memory_bytes"]) if one["fits"] else "",
+            "yes" if one["fits"] else "no",
+        )
+        for name, one in (*step["baselines"].items(), ("apsched", step))
+    ]
+    head = ("choice", "kept", "gathered on", "reduced once", "step", "peak memory", "fits the cap")
+    return f"<h3>Choices</h3>\n<div class=wide>{table(head, rows, best=len(rows) - 1)}</div>"

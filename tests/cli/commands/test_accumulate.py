@@ -1,0 +1,102 @@
+"""``solve --accumulate``: several micro-batches in a row, printed, written, and in the report."""
+
+import json
+import re
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from apsched.artifacts.solved_run import load_run
+from apsched.cli.main import main
+from apsched.quantities import show_us
+from apsched.report.page import report_page
+from tests.conftest import Run
+
+SOURCE = ("solve", "llama3-debug", "--mesh", "fsdp=8", "--seq", "64", "--layers", "1")
+FAST = ("--budget", "0", "--max-compute-move", "0")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder, out = tmp_path_factory.mktemp("accumulate"), StringIO()
+    words = [*SOURCE, *FAST, "--keep", "auto", "--accumulate", "3", "-o", str(folder)]
+    with redirect_stdout(out):
+        assert main(words) == 0
+    return folder, out.getvalue()
+
+
+def test_the_step_is_its_micro_batches(report: tuple[Path, str]) -> None:
+    folder, printed = report
+    written = json.loads((folder / "result.json").read_text())
+    step = written["accumulate"]
+    assert "keep" not in written
+    assert sum(one["count"] for one in step["micro_batches"]) == 3
+    total = sum(one["count"] * sum(one["step_time_us"]) for one in step["micro_batches"])
+    assert total == pytest.approx(step["step_time_us"])
+    assert step["bound_us"] <= step["step_time_us"]
+    fitting = [one["step_time_us"] for one in step["baselines"].values() if one["fits"]]
+    assert step["step_time_us"] <= min(fitting) < step["baselines"]["none"]["step_time_us"]
+    names = {name for one in step["micro_batches"] for name in one["graphs"]}
+    assert [graph["name"] for graph in written["graphs"]] == sorted(
+        names, key=lambda name: (name.partition("-")[2], name.startswith("b"))
+    )
+    assert all((folder / f"{name}.schedule.json").is_file() for name in names)
+    assert f"step of 3 micro-batches: {show_us(step['step_time_us'])}" in printed
+    assert "micro-batch 2: forward-2" in printed
+    assert "gradients of the micro-batches before" in printed
+    assert "tokens/s" in printed
+    accounts = {g["name"]: g["device_memory"]["gradient_bytes"] for g in written["graphs"]}
+    assert accounts["forward"] == accounts["backward"] == 0
+    assert accounts["forward-2"] > accounts["backward-2"] == 0, "backward takes the sums"
+
+
+def test_a_file_makes_the_same_choice_again(run: Run, report: tuple[Path, str]) -> None:
+    folder, _ = report
+    kept = folder / "kept.txt"
+    lines = kept.read_text().splitlines()
+    assert {line.rpartition(" ")[2] for line in lines if " " in line} == {"@next", "@sum"}
+    ran = run(*SOURCE, *FAST, "--keep", str(kept), "--accumulate", "3", "-o", "again")
+    assert ran.code == 0, ran.stderr
+    for file in folder.glob("*.schedule.json"):
+        assert Path("again", file.name).read_bytes() == file.read_bytes()
+
+
+def test_the_page_has_the_micro_batches_and_no_code_that_cannot_apply(
+    report: tuple[Path, str],
+) -> None:
+    step = json.loads((report[0] / "result.json").read_text())["accumulate"]
+    page = report_page(load_run(report[0])).decode()
+    assert '<section class="graph" id="micro-batches"' in page
+    assert '<a href="#micro-batches">micro-batches</a>' in page
+    for name, choice in {**step["baselines"], "apsched": step}.items():
+        row = page[page.index(f'<th scope="row">{name}</th>') :]
+        assert f"<td>{show_us(choice['step_time_us'])}</td>" in row[: row.index("</tr>")]
+    assert "apply_fsdp2_micro_batches" in page
+    assert "apsched.backend(" not in page
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--accumulate", "1", "--keep", "auto"), "--accumulate: expected"),
+        (("--accumulate", "2"), "choose --keep auto, --keep all or --keep with a file"),
+        (("--accumulate", "2", "--keep", "auto", "--frontier", "3"), "it has no --frontier"),
+        (("--accumulate", "2", "--keep", "all", "--direction", "backward"), "--direction both"),
+    ],
+)
+def test_requests_that_cannot_be(run: Run, words: tuple[str, ...], message: str) -> None:
+    ran = run(*SOURCE, *words)
+    assert ran.code == 2
+    assert message in " ".join(ran.stderr.split())
+    assert not ran.stdout
+
+
+def test_too_little_memory_names_a_cap_that_fits(run: Run) -> None:
+    words = [*SOURCE, *FAST, "--keep", "all", "--accumulate", "2", "--memory-cap"]
+    ran = run(*words, "1KiB")
+    assert ran.code == 1
+    (cap,) = re.findall(r"try --memory-cap (\d+)", ran.stderr)
+    assert run(*words, str(int(cap) - 512)).code == 1
+    assert run(*words, cap).code == 0
