@@ -365,10 +365,6 @@ def solve_step(
         where the model cannot be traced, or an argument cannot be used.
     """
     wanted = keep_request(keep, "keep")
-    if not isinstance(accumulate, int) or accumulate < 1:
-        raise InputError(
-            f"accumulate: expected a number of micro-batches of at least 1, found {accumulate!r}"
-        )
     limits = Caps(max_compute_move=DEFAULT_COMPUTE_MOVE) if caps is None else caps
     search = {"time_slack": time_slack, "budget": budget, "seed": seed}
     request = SolveRequest(
@@ -383,9 +379,9 @@ def solve_step(
     with _captured(model, inputs, mesh, activation_checkpoint) as found:
         graphs = under_plan(_priced(found, cluster), request)
         step = Step.of(graphs, request, Progress(quiet=True))
-        if accumulate > 1:
-            several = Accumulation.of(step, accumulate)
-            return StepResult(answer=solve_accumulation(several, wanted, "keep"), kept_tensors={})
+        if accumulate != 1:
+            several = solve_accumulation(Accumulation.of(step, accumulate), wanted, "keep")
+            return StepResult(answer=several, kept_tensors={})
         answer = solve_choice(step, wanted, "keep")
         return StepResult(answer=answer, kept_tensors=kept_tensors(graphs, answer.best.graphs))
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from apsched.config import Caps
+from apsched.errors import InputError
 from apsched.kinds import CollectiveKind
 from apsched.names import NEXT, SUM, mark_of, marked, name_of
 from apsched.pipeline.load import LoadedGraph
@@ -97,7 +98,12 @@ class Accumulation:
 
     @classmethod
     def of(cls, step: Step, num_micro_batches: int) -> "Accumulation":
-        """Return the accumulation of ``step``, at least two micro-batches of it."""
+        """Return the accumulation of ``step``; ``InputError`` for fewer than two micro-batches."""
+        if not isinstance(num_micro_batches, int) or num_micro_batches < 2:
+            raise InputError(
+                "accumulate: expected the number of micro-batches of a step, 1 or more, found"
+                f" {num_micro_batches!r}"
+            )
         sums, held = _gradients(step.graphs[1]), _held(step.graphs)
         return cls(
             step=step,

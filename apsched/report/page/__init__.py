@@ -71,17 +71,14 @@ def report_page(run: SolvedRun, frontiers: Sequence[Frontier] = (), heading: str
     graphs = "\n".join(_graph_section(graph, g, ids[g]) for g, graph in enumerate(run.graphs))
     frontier = _frontier_section(frontiers, run_points)
     first, then = (graphs, frontier) if run_points else (frontier, graphs)
-    step = "" if run.keep is None else kept_section(run.keep)
-    step += "" if run.accumulate is None else micro_batches_section(run.accumulate)
+    step, of_step = _step_sections(run)
     anchors = [*zip(ids, (_title(graph) for graph in run.graphs), strict=True)]
     anchors = (
         [*anchors, ("frontier", "frontier")] if run_points else [("frontier", "frontier"), *anchors]
     )
-    if run.keep is not None:
-        anchors = [(kept.ANCHOR, "kept"), *anchors]
-    if run.accumulate is not None:
-        anchors = [(micro_batches.ANCHOR, "micro-batches"), *anchors]
-    links = "".join(f'<a href="#{escape(anchor)}">{escape(title)}</a>' for anchor, title in anchors)
+    links = "".join(
+        f'<a href="#{escape(anchor)}">{escape(title)}</a>' for anchor, title in of_step + anchors
+    )
     versions = ", ".join(
         f"{name} {version}"
         for name, version in (run.graphs[0].versions if run.graphs else {}).items()
@@ -146,6 +143,15 @@ def section_ids(graphs: Sequence[SolvedGraph]) -> tuple[str, ...]:
 
 def _title(graph: SolvedGraph) -> str:
     return graph.title or graph.result.problem.name
+
+
+def _step_sections(run: SolvedRun) -> tuple[str, list[tuple[str, str]]]:
+    """Return the section on the whole step, if there is one, and its anchor with a title."""
+    if run.accumulate is not None:
+        return micro_batches_section(run.accumulate), [(micro_batches.ANCHOR, "micro-batches")]
+    if run.keep is not None:
+        return kept_section(run.keep), [(kept.ANCHOR, "kept")]
+    return "", []
 
 
 def _run_point(graph: SolvedGraph, frontiers: Sequence[Frontier]) -> RunPoint:
