@@ -104,7 +104,7 @@ class Accumulation:
                 "accumulate: expected the number of micro-batches of a step, 1 or more, found"
                 f" {num_micro_batches!r}"
             )
-        sums, held = _gradients(step.graphs[1]), _held(step.graphs)
+        sums, held = gradients_of(step.graphs[1]), held_in(step.graphs)
         return cls(
             step=step,
             num_micro_batches=num_micro_batches,
@@ -206,9 +206,9 @@ class Accumulation:
         first, second = forward.captured, backward.captured
         assert first is not None
         assert second is not None
-        known = _held((forward, backward))
+        known = held_in((forward, backward))
         held = [value for name in sorted(parts.held) for value in known[name]]
-        gradients = _gradients(backward)
+        gradients = gradients_of(backward)
         summed = [one for name in sorted(parts.summed) for one in gradients[name]]
         names = ("forward", "forward-2")[k > 0], f"backward{self._suffix(k)}"
         in_last = _Parts(kept=parts.kept, held=frozenset(), summed=parts.summed)
@@ -254,7 +254,7 @@ def _with_gradients(result: Result, size_bytes: int) -> Result:
     return replace(result, account=replace(result.account, gradient_bytes=size_bytes))
 
 
-def _held(graphs: Graphs) -> "dict[str, tuple[HeldValue, ...]]":
+def held_in(graphs: Graphs) -> "dict[str, tuple[HeldValue, ...]]":
     """Return parameter -> values that may stay gathered."""
     from apsched.whole_step.micro_batch_graphs import held_parameters
 
@@ -264,7 +264,7 @@ def _held(graphs: Graphs) -> "dict[str, tuple[HeldValue, ...]]":
     return held_parameters(forward, backward)
 
 
-def _gradients(backward: LoadedGraph) -> "dict[str, tuple[Reduction, ...]]":
+def gradients_of(backward: LoadedGraph) -> "dict[str, tuple[Reduction, ...]]":
     """Return parameter -> reductions of its gradient that no compute waits for."""
     from apsched.whole_step.micro_batch_graphs import summed_gradients
 

@@ -255,23 +255,29 @@ def memory(
     predicted.
     """
     forward, backward = capture.graphs
-    rows: list[dict[str, int]] = []
-
-    def counted(captured: CapturedGraph, module: GraphModule, boxed: list[Any]) -> Any:
-        dag = export_graph(replace(captured, module=module), model, group_ranks=ranks_of(capture))
-        told = live_bytes_of(dag)
-        outputs, live = run_counting(module, boxed, dag, captured.kept_inputs, expected=told)
-        apart = sum(a != b for a, b in zip(live, told, strict=True))
-        rows.append(
-            {"counted_bytes": max(live), "predicted_bytes": max(told), "nodes_apart": apart}
-        )
-        return outputs
-
-    loss, *saved = counted(forward, modules[0], list(forward_inputs(built)))
+    inputs = list(forward_inputs(built))
+    (loss, *saved), of_forward = counted(forward, modules[0], inputs, capture, model)
     boxed = [*saved, torch.ones_like(loss)]
     del saved
-    counted(backward, modules[1], boxed)
-    return rows
+    return [of_forward, counted(backward, modules[1], boxed, capture, model)[1]]
+
+
+def counted(
+    captured: CapturedGraph,
+    module: GraphModule,
+    boxed: list[Any],
+    capture: Capture,
+    model: MeasuredCostModel,
+) -> tuple[Any, dict[str, int]]:
+    """Return the outputs of ``module`` on ``boxed``, which is emptied, and the peak of live bytes
+    as counted while it runs, and as predicted.
+    """
+    dag = export_graph(replace(captured, module=module), model, group_ranks=ranks_of(capture))
+    told = live_bytes_of(dag)
+    outputs, live = run_counting(module, boxed, dag, captured.kept_inputs, expected=told)
+    apart = sum(a != b for a, b in zip(live, told, strict=True))
+    row = {"counted_bytes": max(live), "predicted_bytes": max(told), "nodes_apart": apart}
+    return outputs, row
 
 
 if __name__ == "__main__":

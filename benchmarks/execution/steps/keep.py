@@ -65,7 +65,7 @@ def keep_runs(built: BuiltModel, capture: Capture, known: Found, budget: float) 
 
 def _choices(capture: Capture, known: Found, budget: float) -> dict[str, SolvedChoice]:
     """Return the choices by name; of equal ones the first."""
-    graphs = [_loaded(capture, known, k) for k in range(len(capture.graphs))]
+    graphs = [loaded(capture, known, k) for k in range(len(capture.graphs))]
     request = SolveRequest(memory_cap=MemoryCap(), options=SolveOptions(budget=budget))
     quiet = Progress(quiet=True)
     step = Step.of(graphs, request, quiet)
@@ -82,7 +82,8 @@ def _choices(capture: Capture, known: Found, budget: float) -> dict[str, SolvedC
     return {name: found[name] for name in distinct.values()}
 
 
-def _loaded(capture: Capture, known: Found, k: int) -> LoadedGraph:
+def loaded(capture: Capture, known: Found, k: int) -> LoadedGraph:
+    """Return graph ``k`` at the costs found, with their contention."""
     graph = loaded_graph(
         capture.graphs[k],
         known.queues,

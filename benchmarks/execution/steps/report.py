@@ -7,12 +7,22 @@ from typing import Any
 
 from benchmarks.execution.machine.load import is_quiet
 
-PARTS = {"keep": "Kept parameters", "micro_batches": "Two micro-batches"}
+PARTS = {
+    "keep": "Kept parameters",
+    "micro_batches": "Two micro-batches",
+    "accumulate": "Three micro-batches in a row",
+}
 """Name of a part -> its title."""
-_AXES = {"keep": "fsdp", "micro_batches": "tp"}
+_AXES = {"keep": "fsdp", "micro_batches": "tp", "accumulate": "fsdp"}
 _HEADINGS = {
     "keep": ("kept", "parameters"),
     "micro_batches": ("micro-batches",),
+    "accumulate": ("choice", "kept", "gathered on", "reduced once"),
+}
+_COUNTS = {
+    "keep": ("num_kept",),
+    "micro_batches": (),
+    "accumulate": ("num_kept", "num_held", "num_summed"),
 }
 
 
@@ -91,13 +101,19 @@ def _line(part: str, row: Mapping[str, Any]) -> str:
         for key in ("counted_bytes", "predicted_bytes")
     )
     cells = (
-        *((row["name"], str(row["num_kept"])) if part == "keep" else (row["name"],)),
+        *(row["name"], *(str(row[key]) for key in _COUNTS[part])),
         *(f"{time_us / 1e3:.1f}", f"{low / 1e3:.1f} to {high / 1e3:.1f}"),
         *(f"{predicted / 1e3:.1f}", f"{100 * (predicted / time_us - 1):+.1f} %"),
         f"{row['predicted_alone_us'] / 1e3:.1f}",
-        *(f"{counted:.2f}", f"{told:.2f}", "equal" if row["same_bits"] else "**differ**"),
+        *(f"{counted:.2f}", f"{told:.2f}", _bits(row)),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _bits(row: Mapping[str, Any]) -> str:
+    if row["same_bits"]:
+        return "equal"
+    return "close: sums in another order" if row.get("is_close") else "**differ**"
 
 
 def _orders(rows: Sequence[Mapping[str, Any]]) -> list[str]:

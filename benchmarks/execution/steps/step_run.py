@@ -9,8 +9,11 @@ import torch.distributed as dist
 from torch.fx import GraphModule
 
 from apsched.capture.captured import Capture
+from apsched.costs.measured_model import MeasuredCostModel
 from apsched.models.build import BuiltModel
-from benchmarks.execution.calibration import run
+from apsched.problem.problem import Problem
+from benchmarks.execution.calibration import Found, run
+from benchmarks.execution.worker import as_run, memory
 
 Step = tuple[torch.Tensor, dict[str, torch.Tensor]]
 """The loss, and the gradients by name."""
@@ -43,6 +46,27 @@ class StepRun:
             for name, gradient in more.items():
                 gradients[name].add_(gradient)
         return loss, gradients
+
+    def priced(self, found: Found) -> list[Problem]:
+        """Return the graphs as they run, in order."""
+        return len(self.inputs) * as_run(self.modules, self.capture, found)
+
+    def memory(self, model: MeasuredCostModel) -> list[dict[str, int]]:
+        """Return for each graph the peak of live bytes as counted while it runs for real, and as
+        predicted.
+        """
+        rows = memory(self.inputs[0], self.modules, self.capture, model)
+        for key in ("counted_bytes", "predicted_bytes"):
+            rows[1][key] += self.beside_bytes
+        return rows
+
+
+def is_close(one: Step, other: Step) -> bool:
+    """Return whether gradients that were added in another order are those of the other step."""
+    return torch.allclose(one[0], other[0]) and all(
+        torch.allclose(gradient, other[1][name], rtol=1e-3, atol=1e-6)
+        for name, gradient in one[1].items()
+    )
 
 
 def is_same(one: Step, other: Step) -> bool:

@@ -9,7 +9,7 @@ usage: worker.py PROCESS_RANK WORLD_SIZE FOLDER
 import gc
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,25 @@ from apsched.models.build import BuiltModel, build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
+from apsched.names import NEXT, SUM, mark_of
 from apsched.problem.contention import contention_json
 from benchmarks.execution.calibration import Calibration, Found
 from benchmarks.execution.machine import ordered_gloo
 from benchmarks.execution.machine.load import everywhere, undisturbed
 from benchmarks.execution.machine.steady import own_core
+from benchmarks.execution.steps.accumulate import AccumulatedRun, accumulated_runs
 from benchmarks.execution.steps.keep import keep_runs
 from benchmarks.execution.steps.micro_batches import both_batches, capture_both, micro_batch_runs
-from benchmarks.execution.steps.step_run import StepRun, is_same
-from benchmarks.execution.worker import WARM_UPS, as_run, by_turns, memory, predicted_us
+from benchmarks.execution.steps.step_run import StepRun, is_close, is_same
+from benchmarks.execution.worker import WARM_UPS, by_turns, predicted_us
 
-KEEP = "keep"
+MICRO_BATCHES = "micro_batches"
+MADE: dict[str, Callable[..., Sequence[Any]]] = {
+    "keep": keep_runs,
+    MICRO_BATCHES: micro_batch_runs,
+    "accumulate": accumulated_runs,
+}
+Run = StepRun | AccumulatedRun
 
 
 def main(process_rank: int, world_size: int, folder: Path) -> None:
@@ -47,10 +55,10 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     for _ in range(WARM_UPS + request["profiled_steps"]):
         calibration.observe()
     first, solved_at = calibration.found(since=WARM_UPS), len(calibration.steps)
-    made = keep_runs if request["part"] == KEEP else micro_batch_runs
-    runs = made(built, capture, first, request["budget"])
+    runs: Sequence[Run] = MADE[request["part"]](built, capture, first, request["budget"])
     expected = runs[0].run()
     same = {run.name: all(everywhere(is_same(run.run(), expected))) for run in runs}
+    close = {run.name: all(everywhere(is_close(run.run(), expected))) for run in runs}
     times, cores = by_turns(
         {run.name: run.run for run in runs}, request["rounds"], calibration.observe
     )
@@ -63,6 +71,7 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
                 "rounds_us": times[run.name],
                 "others_cores": cores[run.name],
                 "same_bits": same[run.name],
+                "is_close": close[run.name],
             }
             for run in runs
         ],
@@ -76,7 +85,7 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
 
 def _captured(request: Mapping[str, Any], world_size: int) -> tuple[BuiltModel, Capture]:
     """Return the model with the inputs of the whole step, and its graphs."""
-    keeps = request["part"] == KEEP
+    keeps = request["part"] != MICRO_BATCHES
     built = build(
         "llama3-small",
         mesh=MeshSpec.parse(f"{'fsdp' if keeps else 'tp'}={world_size}"),
@@ -91,18 +100,25 @@ def _captured(request: Mapping[str, Any], world_size: int) -> tuple[BuiltModel, 
     return both, capture_both(both)
 
 
-def _figures(run: StepRun, found: Found) -> dict[str, Any]:
-    priced = as_run(run.modules, run.capture, found)
-    counted = memory(run.inputs[0], run.modules, run.capture, found.queues)
-    for key in ("counted_bytes", "predicted_bytes"):
-        counted[1][key] += run.beside_bytes
-    num_times = len(run.inputs)
+def _figures(run: Run, found: Found) -> dict[str, Any]:
+    priced = run.priced(found)
     return {
         "name": run.name,
-        "num_kept": run.num_kept,
-        "predicted_us": num_times * predicted_us(priced, found.contention),
-        "predicted_alone_us": num_times * predicted_us(priced, None),
-        "memory": counted,
+        **_counts(run),
+        "predicted_us": predicted_us(priced, found.contention),
+        "predicted_alone_us": predicted_us(priced, None),
+        "memory": run.memory(found.queues),
+    }
+
+
+def _counts(run: Run) -> dict[str, int]:
+    if isinstance(run, StepRun):
+        return {"num_kept": run.num_kept}
+    marks = [mark_of(entry) for entry in run.kept]
+    return {
+        "num_kept": marks.count(""),
+        "num_held": marks.count(NEXT),
+        "num_summed": marks.count(SUM),
     }
 
 
