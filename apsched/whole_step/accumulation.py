@@ -216,6 +216,8 @@ class Accumulation:
             (names[0], _Parts(kept=parts.kept, held=parts.held, summed=frozenset())),
             (names[1], in_last if place.last else parts),
         )
+        if place.first and all(value.backward for value in held):
+            self._graphs[keys[0]] = forward  # it neither takes nor returns anything more
         if keys[0] not in self._graphs:
             made = micro_batch_forward(first, held, place, names[0])
             self._graphs[keys[0]] = self.step.posed(priced_as(forward, made))

@@ -100,6 +100,11 @@ def solve_accumulation(
     return answer
 
 
+def solve_baselines(accumulation: Accumulation) -> dict[str, SolvedAccumulation]:
+    """Return the choices that people make, solved, by name, as far as they may fit."""
+    return _Search(accumulation).baselines()
+
+
 class _Search:
     """Choices that are worth solving: the bound tells which may fit, and which may be faster."""
 

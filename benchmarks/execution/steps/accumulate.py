@@ -22,7 +22,7 @@ from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.schedule.schedule import Schedule
 from apsched.whole_step.accumulation import Accumulation, gradients_of, held_in
-from apsched.whole_step.accumulation_search import solve_accumulation
+from apsched.whole_step.accumulation_search import solve_accumulation, solve_baselines
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Graphs, Step
 from apsched.writeback.write_back import write_back
@@ -166,13 +166,13 @@ def _choices(
     accumulation: Accumulation, request: SolveRequest
 ) -> dict[str, tuple[frozenset[str], Sent]]:
     """Return entries, and schedules of each micro-batch, by the name of the choice."""
-    auto = KeepRequest(mode=AUTO)
-    answer = solve_accumulation(accumulation, auto)
-    found = {name: answer.baselines[name] for name in _NAMED}
+    baselines = solve_baselines(accumulation)
+    found = {name: baselines[name] for name in _NAMED}
     peaks = found["none"].peak_bytes, found["once"].peak_bytes
     tight = replace(request, memory_cap=MemoryCap(size_bytes=sum(peaks) // 2))
     step = Step.of(accumulation.step.graphs, tight, Progress(quiet=True))
-    found[TIGHT] = solve_accumulation(Accumulation.of(step, NUM_MICRO_BATCHES), auto).best
+    several = Accumulation.of(step, NUM_MICRO_BATCHES)
+    found[TIGHT] = solve_accumulation(several, KeepRequest(mode=AUTO)).best
     return {
         name: (
             solved.kept,
