@@ -8,9 +8,10 @@ long sequences on a fast link, the network all others. Costs are measured on the
 Schedules run by turns; a table has medians, spread, predicted times, and the peak of live bytes as
 counted while running. Nothing else should run meanwhile: the report gives the cores that other
 programs kept busy. ``keep``: the same step with choices of kept parameters. ``micro_batches``: a
-step of two micro-batches under tensor parallelism. ``device``: memory and operators on a GPU
-(``python -m benchmarks.device``); skipped, with a line, where there is none. ``checks``: a long run
-against eager FSDP2, faults, random graphs, files of any bytes.
+step of two micro-batches under tensor parallelism. ``accumulate``: three micro-batches in a row
+that share parameters and reductions. ``device``: memory and operators on a GPU (``python -m
+benchmarks.device``); skipped, with a line, where there is none. ``checks``: a long run against
+eager FSDP2, faults, random graphs, files of any bytes.
 
 A part that is made again replaces its own in the report of the day. Exit status: 0 done, 1 a check
 failed, 2 wrong use.
