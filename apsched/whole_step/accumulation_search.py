@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from apsched.config import Caps
 from apsched.errors import SelfCheckError
 from apsched.kinds import CollectiveKind
 from apsched.names import IN_NODE, NEXT, SUM, block_of, marked
@@ -29,6 +28,7 @@ from apsched.solver.bounds.whole_step import least_prices, with_prices
 from apsched.whole_step.accumulation import Accumulation, SolvedAccumulation
 from apsched.whole_step.choices import NONE, Choice
 from apsched.whole_step.keep_request import AUTO, KeepRequest
+from apsched.whole_step.search import grouped
 
 _FEW = 2
 """Of so many units every choice is solved that may pay."""
@@ -111,13 +111,17 @@ class _Search:
     def __init__(self, accumulation: Accumulation) -> None:
         self._of, self._step = accumulation, accumulation.step
         self._units, self._names = units_of(accumulation)
-        self._bound = self._made_bound()
+        self._bounds = self._made_bounds()
         self._known: dict[Choice, Units] = {}
         """Choices that were looked at, as units."""
 
     def bound(self) -> TimeBound:
         """Return the bound, at the least prices of all graphs that were made."""
-        return self._made_bound().over_choices()
+        return min((b.over_choices() for b in self._made_bounds()), key=lambda b: b.ticks)
+
+    def _bound_of(self, units: Units) -> int:
+        """Return the bound in ticks for one choice."""
+        return min(bound.of_choice(units) for bound in self._bounds)
 
     def baselines(self) -> dict[str, SolvedAccumulation]:
         """Return the choices that people make, solved, as far as they may fit.
@@ -139,7 +143,7 @@ class _Search:
         return {
             name: self._solved(_full(units))
             for name, units in made.items()
-            if name == NONE or self._bound.may_fit(_full(units))
+            if name == NONE or self._bounds[0].may_fit(_full(units))
         }
 
     def look(self) -> None:
@@ -150,7 +154,7 @@ class _Search:
         for units in self._every() if few else self._corners():
             self._ticks_of(units)
         if not few:
-            free = [size for size in self._bound.free_bytes if size is not None]
+            free = [size for size in self._of.free_bytes if size is not None]
             for as_many in (False, True):
                 self._along_memory(max(min(free, default=0), 0), as_many=as_many)
             while self._filled():
@@ -170,7 +174,7 @@ class _Search:
             }
             for chosen in product(*options)
         ]
-        return sorted(found, key=self._bound.of_choice)
+        return sorted(found, key=self._bound_of)
 
     def _corners(self) -> list[Units]:
         """Return all choices that treat all units alike, those with the least bound first."""
@@ -186,7 +190,7 @@ class _Search:
             for summed in (frozenset[int](), every[SUMMED])
         ]
         full = [_full(units) for units in found]
-        return sorted(full, key=self._bound.of_choice)
+        return sorted(full, key=self._bound_of)
 
     def _along_memory(self, room: int, *, as_many: bool) -> None:
         """Solve the choices with the least bound that leave memory free: some amounts between none
@@ -196,7 +200,7 @@ class _Search:
 
         def look(spares: Iterable[int]) -> None:
             for spare in sorted(set(spares) - known.keys()):
-                known[spare] = self._ticks_of(self._bound.best_for(spare, as_many=as_many))
+                known[spare] = self._ticks_of(self._bounds[0].best_for(spare, as_many=as_many))
 
         look(room * k // _FIRST for k in range(_FIRST))
         for _ in range(_ROUNDS if room else 0):
@@ -233,7 +237,7 @@ class _Search:
             free -= units[SHARED]
         found: list[int] = []
         for u in sorted(free, key=lambda u: (self._units[u].order[kind], u)):
-            if self._bound.may_fit({**units, kind: units[kind].union(found, [u])}):
+            if self._bounds[0].may_fit({**units, kind: units[kind].union(found, [u])}):
                 found.append(u)
         return found
 
@@ -260,7 +264,7 @@ class _Search:
         """Return the step time of a choice; never, where it cannot be the fastest."""
         choice = self._choice(units)
         if choice not in self._of.solved and (
-            not self._bound.may_fit(units) or self._bound.of_choice(units) >= self._best_ticks()
+            not self._bounds[0].may_fit(units) or self._bound_of(units) >= self._best_ticks()
         ):
             return _NEVER
         return _ticks(self._solved(units))
@@ -280,9 +284,10 @@ class _Search:
             for kind in (KEPT, SHARED, HELD, SUMMED)
         }
 
-    def _made_bound(self) -> AccumulationBound:
-        """Return the bound at the least prices of the graphs with the fewest collectives, of those
-        with the most, and of those that were solved.
+    def _made_bounds(self) -> list[AccumulationBound]:
+        """Return bounds of which the least holds, one for each way to place gathers on groups, at
+        the least prices of the graphs with the fewest collectives, of those with the most, and of
+        those that were solved.
         """
         made = self._of
         every = self._all()
@@ -291,21 +296,26 @@ class _Search:
         pairs = [self._step.least, *few, *(p.graphs for s in made.solved.values() for p in s.pairs)]
         prices = [least_prices(pair[k].problem for pair in pairs) for k in (0, 1)]
 
-        def priced(problem: Problem, k: int) -> Problem:
-            return with_prices(problem, prices[k])
+        def both(captured: Problem, least: Problem, k: int, second: bool) -> BoundGraphs:
+            first, other = (
+                grouped(with_prices(problem, prices[k]), second) for problem in (captured, least)
+            )
+            return BoundGraphs(captured=first, least=other)
 
         again = [graph.problem for graph in self._step.least]
         kept = self._step.under(self._choice({KEPT: every[KEPT]}))[1].problem
-        free = made.free_bytes
-        return AccumulationBound.of(
-            made.num_micro_batches,
-            self._units,
-            forward=BoundGraphs(captured=priced(again[0], 0), least=priced(few[1][0].problem, 0)),
-            backward=BoundGraphs(captured=priced(again[1], 1), least=priced(few[0][1].problem, 1)),
-            last=BoundGraphs(captured=priced(again[1], 1), least=priced(kept, 1)),
-            caps=_without_memory_cap(self._step.request.caps),
-            free_bytes=free,
-        )
+        return [
+            AccumulationBound.of(
+                made.num_micro_batches,
+                self._units,
+                forward=both(again[0], few[-1][0].problem, 0, second),
+                backward=both(again[1], few[0][1].problem, 1, second),
+                last=both(again[1], kept, 1, second),
+                caps=replace(self._step.request.caps, memory_cap_bytes=None),
+                free_bytes=made.free_bytes,
+            )
+            for second in sorted({False, self._step.request.second_group})
+        ]
 
 
 def units_of(
@@ -395,10 +405,6 @@ def _by_parameter(problem: Problem, *, gather: bool) -> dict[str, list[int]]:
 
 def _full(units: Mapping[str, frozenset[int]]) -> Units:
     return {kind: units.get(kind, frozenset()) for kind in (KEPT, SHARED, HELD, SUMMED)}
-
-
-def _without_memory_cap(caps: Caps) -> Caps:
-    return replace(caps, memory_cap_bytes=None)
 
 
 _NEVER = float("inf")

@@ -321,12 +321,12 @@ def _bounds(step: Step, prices: Prices) -> list[StepBound]:
         for p in step.undecided
     ]
     ways = {False, step.request.second_group}
-    ticks = min(graph_bound(_grouped(forward, way), step.caps[0]) for way in ways)
+    ticks = min(graph_bound(grouped(forward, way), step.caps[0]) for way in ways)
     return [
         StepBound.of(
             forward_ticks=ticks,
-            again=_grouped(again[1], way),
-            kept=_grouped(with_prices(kept[1], prices[1]), way),
+            again=grouped(again[1], way),
+            kept=grouped(with_prices(kept[1], prices[1]), way),
             items=items,
             caps=step.caps[1],
             free_bytes=step.free_bytes,
@@ -335,5 +335,6 @@ def _bounds(step: Step, prices: Prices) -> list[StepBound]:
     ]
 
 
-def _grouped(problem: Problem, second: bool) -> Problem:
+def grouped(problem: Problem, second: bool) -> Problem:
+    """Return ``problem``, with ``second`` with its gathers on second groups."""
     return (with_second_groups(problem) or problem) if second else problem

@@ -20,11 +20,11 @@ from apsched.pipeline.load import loaded_graph, opening
 from apsched.pipeline.sources import SourceRequest
 from apsched.problem.problem import Problem
 from apsched.progress import Progress
-from apsched.report.plots import plot_memory, plot_timeline
+from apsched.report.plots import plot_memory
 from apsched.schedule.result import Scored
 from apsched.solver import solve
-from apsched.units import ticks_to_us
 from benchmarks.common.grid import COMPUTE_MOVE
+from benchmarks.common.pictures import draw_timelines, milliseconds
 
 REQUEST = SourceRequest(source="llama3-8b", mesh="fsdp=8,tp=8", seq_len=8192, batch=2, num_layers=4)
 _WINDOW = (0.35, 0.65)
@@ -42,12 +42,12 @@ def main(arguments: Sequence[str]) -> int:
     pair = {"compute as captured": captured, f"moved by at most {COMPUTE_MOVE} places": moved}
     for title, scored in pair.items():
         print(
-            f"{title}: {_ms(scored):.2f} ms, {scored.exposed_ticks / 1e6:.2f} ms exposed, peak"
-            f" {scored.peak_memory_bytes / 2**30:.3f} GiB"
+            f"{title}: {milliseconds(scored):.2f} ms, {scored.exposed_ticks / 1e6:.2f} ms exposed,"
+            f" peak {scored.peak_memory_bytes / 2**30:.3f} GiB"
         )
     whole, detail = folder / "moving-compute-step.png", folder / "moving-compute-layer.png"
-    _draw(problem, pair, (0.0, 1.0), whole)
-    _draw(problem, pair, _WINDOW, detail)
+    draw_timelines(problem, pair, (0.0, 1.0), whole)
+    draw_timelines(problem, pair, _WINDOW, detail)
     figure, axes = pyplot.subplots(2, figsize=(10.0, 4.6), sharey=True, layout="constrained")
     for ax, (title, scored) in zip(axes, pair.items(), strict=True):
         plot_memory(problem, scored.schedule, captured.peak_memory_bytes, ax)
@@ -77,33 +77,6 @@ def _solved(problem: Problem, caps: Caps) -> Scored:
     best = solve(problem, caps).best
     assert best is not None
     return best
-
-
-def _draw(
-    problem: Problem, pair: dict[str, Scored], window: tuple[float, float], file: Path
-) -> None:
-    """Draw the same share of the longest step of both, one over the other, on one scale."""
-    figure, axes = pyplot.subplots(
-        len(pair), figsize=(12.0, 4.6), sharex=True, layout="constrained"
-    )
-    longest = max(map(_ms, pair.values()))
-    for ax, (title, scored) in zip(axes, pair.items(), strict=True):
-        plot_timeline(problem, scored.schedule, ax)
-        ax.set_title(
-            f"{title}: {_ms(scored):.2f} ms, of it {scored.exposed_ticks / 1e6:.2f} ms exposed",
-            fontsize=9,
-        )
-        ax.set_xlabel("")
-    for ax in axes:
-        ax.set_xlim(window[0] * longest, window[1] * longest)
-        for text in ax.texts:
-            text.set_clip_on(True)
-    axes[-1].set_xlabel("time (ms)")
-    figure.savefig(file, dpi=110)
-
-
-def _ms(scored: Scored) -> float:
-    return ticks_to_us(scored.step_time_ticks) / 1000
 
 
 if __name__ == "__main__":

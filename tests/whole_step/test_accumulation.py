@@ -11,6 +11,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError, SelfCheckError
 from apsched.names import NEXT, SUM, in_node, marked
 from apsched.pipeline.solve_graph import SolveRequest
+from apsched.problem.problem import Problem
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.schedule.verify import verify
@@ -203,3 +204,40 @@ def test_stated_entries() -> None:
         chosen("other @sum")
     with pytest.raises(InputError, match=r"with --accumulate, \(such as weights.0\)"):
         solve_choice(accumulation.step, keep_request(["weights.0 @sum"]))
+
+
+def test_gathers_on_second_groups_are_not_faster_than_the_bound() -> None:
+    """With gathers on a stream of their own, the bound of one stream would not hold."""
+    request = SolveRequest(
+        caps=Caps(max_compute_move=0),
+        memory_cap=MemoryCap(size_bytes=None),
+        options=SolveOptions(time_slack=0.0, budget=0.0),
+        second_group=True,
+    )
+    graphs = loaded_layers(CAPTURE, SLOW)
+    accumulation = Accumulation.of(Step.of(graphs, request, Progress(quiet=True)), 2)
+    answer = answer_of(accumulation)
+    solved = [accumulation.solve(choice) for choice in every_choice(accumulation)[::5]]
+    assert answer.bound.ticks <= answer.best.step_ticks <= min(one.step_ticks for one in solved)
+
+
+def test_nothing_to_share() -> None:
+    """Without gathers and reductions of parameters each micro-batch runs by itself."""
+    capture = captured_layers((32, 64, 128))
+    graphs = [
+        replace(graph, captured=replace(graph.captured, kept_inputs=frozenset()))
+        for graph in loaded_layers(capture, SLOW)
+    ]
+    none = [replace(graph, problem=without_modules(graph.problem)) for graph in graphs]
+    request = SolveRequest(memory_cap=MemoryCap(size_bytes=None), options=SolveOptions(budget=0.0))
+    accumulation = Accumulation.of(Step.of(none, request, Progress(quiet=True)), 2)
+    assert accumulation.entries == ()
+    answer = answer_of(accumulation)
+    assert [pair.count for pair in answer.best.pairs] == [2]
+    assert answer.bound.ticks <= answer.best.step_ticks
+    assert set(answer.baselines) == {"none", "kept", "no_sync", "no_sync_kept", "once"}
+
+
+def without_modules(problem: Problem) -> Problem:
+    """Return ``problem`` without the names of parameters on its collectives."""
+    return replace(problem, collectives=tuple(replace(c, module="") for c in problem.collectives))
