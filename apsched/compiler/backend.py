@@ -39,7 +39,12 @@ from apsched.torch_compat.compilers import (
     name_parameters,
 )
 from apsched.whole_step.choices import Choice, kept_in_node, kept_whole
-from apsched.whole_step.keep_request import KeepRequest, keep_request, plan_for
+from apsched.whole_step.keep_request import (
+    KeepRequest,
+    keep_request,
+    of_one_micro_batch,
+    plan_for,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +211,7 @@ def backend(
             f"keep: expected it in place of reshard_after_forward, found {keep!r} and"
             f" {reshard_after_forward!r}; leave one out"
         )
-    keep_stated = None if keep is None else keep_request(keep, "keep")
+    keep_stated = None if keep is None else of_one_micro_batch(keep_request(keep, "keep"), "keep")
     chosen = Settings.of(settings)
     chosen.check_traced_by_dynamo()
     if keep_stated is not None:

@@ -1,5 +1,5 @@
-"""The graphs of several micro-batches in a row, of the pair of graphs of one: parameters that stay
-gathered from backward to the next forward, and gradients that are added before they are reduced.
+"""Makes the graphs of several micro-batches in a row from the pair of graphs of one. A parameter
+can stay gathered from backward to the next forward. Gradients can be added before their reduction.
 
 A parameter that stays gathered is an output of backward and an input of the next forward, in place
 of the chain ``shard -> cast -> all_gather -> wait``. FSDP2 does the same with
@@ -26,9 +26,9 @@ from apsched.fx.keep import (
     node_bytes,
     outputs_of,
 )
-from apsched.fx.node_shards import gathered_in_node
+from apsched.fx.node_shards import PART_KEY, gathered_in_node
 from apsched.fx.passes.parameters import PARAMETER_KEY, is_scaling, serves_alone
-from apsched.torch_compat.graphs import empty_graph_like
+from apsched.torch_compat.graphs import empty_graph_like, gradient_of
 
 _aten = torch.ops.aten
 
@@ -44,6 +44,8 @@ class HeldValue:
     forward and returns it.
     """
     size_bytes: int
+    gathers: tuple[str, ...]
+    """Nodes of forward that start the gathers which the value stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +54,16 @@ class Reduction:
 
     start: str
     """Node that starts it."""
+    starts: tuple[str, ...]
+    """All nodes that start a collective from there to the output, this one first."""
     addend: str
     """Node whose value it reduces."""
     outputs: tuple[int, ...]
     """Places of the reduced gradient among the outputs of backward."""
     size_bytes: int
-    """Of the value that it reduces."""
+    """Bytes of the value that it reduces."""
     reduced_bytes: int
-    """Of the outputs."""
+    """Bytes of the reduced gradient."""
 
 
 def held_values(forward: GraphModule, backward: GraphModule) -> dict[str, tuple[HeldValue, ...]]:
@@ -67,7 +71,7 @@ def held_values(forward: GraphModule, backward: GraphModule) -> dict[str, tuple[
     in the order of the placeholders.
     """
     twins = {twin: node.name for node, twin in forward_node_of(forward, backward).items()}
-    given = {node.name for node in backward.graph.nodes}
+    given = {node.name: node for node in backward.graph.nodes}
     found = {}
     for shard, chain in _gather_chains(forward.graph).items():
         values = handed_over(chain)
@@ -77,6 +81,7 @@ def held_values(forward: GraphModule, backward: GraphModule) -> dict[str, tuple[
                     forward=value.name,
                     backward=_twin(value, twins, given),
                     size_bytes=node_bytes([value]),
+                    gathers=tuple(n.name for n in _above(value, chain) if is_collective(n)),
                 )
                 for value in values
             )
@@ -84,26 +89,40 @@ def held_values(forward: GraphModule, backward: GraphModule) -> dict[str, tuple[
 
 
 def reductions(backward: GraphModule, starts: Collection[str]) -> dict[str, Reduction]:
-    """Return start -> the reduction of a gradient that only moves, casts and scales up to an output
-    of backward: the first of those on its way that ``starts`` has.
+    """Return start -> the reduction of a gradient that is only moved, cast and scaled from there to
+    an output of backward: the first one on its way that ``starts`` has.
+
+    A reduction of whose result another node makes use, or another output, is left out.
     """
-    places: dict[Node, list[int]] = {}
-    for place, value in enumerate(outputs_of(backward.graph)):
-        if isinstance(value, Node):
-            places.setdefault(value, []).append(place)
     found = {}
-    for value, outputs in places.items():
-        start = _first_reduction(value, starts)
-        if start is not None:
-            addend = start.all_input_nodes[0]
-            found[start.name] = Reduction(
-                start=start.name,
-                addend=addend.name,
-                outputs=tuple(outputs),
-                size_bytes=node_bytes([addend]),
-                reduced_bytes=node_bytes([value]),
-            )
+    for value, outputs in _output_places(backward).items():
+        way = _way_up(value)
+        at = [k for k, n in enumerate(way) if n.name in starts and not is_all_gather(n)]
+        if not at or len(way[at[-1]].all_input_nodes) != 1:
+            continue
+        start = way[at[-1]]
+        addend = start.all_input_nodes[0]
+        found[start.name] = Reduction(
+            start=start.name,
+            starts=tuple(way[k].name for k in reversed(at)),
+            addend=addend.name,
+            outputs=tuple(outputs),
+            size_bytes=node_bytes([addend]),
+            reduced_bytes=node_bytes([value]),
+        )
     return found
+
+
+def gradient_bytes(backward: GraphModule) -> dict[str, int]:
+    """Return output of backward that is the gradient of a parameter -> its bytes; all outputs where
+    the graph does not describe them.
+    """
+    described = backward.graph.output_node().meta.get("desc")
+    return {
+        value.name: node_bytes([value])
+        for value, places in _output_places(backward).items()
+        if described is None or any(gradient_of(described[k]) for k in places)
+    }
 
 
 def forward_of(forward: GraphModule, held: Iterable[HeldValue], *, first: bool) -> GraphModule:
@@ -167,28 +186,60 @@ def _gather_chains(graph: Graph) -> dict[Node, dict[Node, Node]]:
         sources = {origin.get(given) for given in node.all_input_nodes}
         source = sources.pop() if len(sources) == 1 else None
         if source is not None and serves_alone(node):
-            if is_collective(node) and not is_all_gather(node):
+            if PART_KEY in node.meta or (is_collective(node) and not is_all_gather(node)):
                 continue
             origin[node] = source
             chains.setdefault(source, {})[node] = node
     return chains
 
 
-def _twin(value: Node, twins: Mapping[Node, str], given: Collection[str]) -> str | None:
-    """Return the node of backward that has the value of a node of forward."""
+def _twin(value: Node, twins: Mapping[Node, str], given: Mapping[str, Node]) -> str | None:
+    """Return the node of backward that has the value of a node of forward: it repeats the gather,
+    takes the value, or gathers its parts in the node.
+    """
+    if value in twins:
+        return twins[value]
+    if value.name in given and given[value.name].op == "placeholder":
+        return value.name
     parts = gathered_in_node(value.name)
-    return twins.get(value) or next((n for n in (value.name, parts) if n in given), None)
+    return parts if parts in given else None
 
 
-def _first_reduction(output: Node, starts: Collection[str]) -> Node | None:
-    found, node = None, output
-    while serves_alone(node) or is_scaling(node):
-        if node.name in starts and not is_all_gather(node):
-            found = node
+def _output_places(module: GraphModule) -> dict[Node, list[int]]:
+    places: dict[Node, list[int]] = {}
+    for place, value in enumerate(outputs_of(module.graph)):
+        if isinstance(value, Node):
+            places.setdefault(value, []).append(place)
+    return places
+
+
+def _way_up(output: Node) -> list[Node]:
+    """Return the nodes that only move, cast or scale the value of ``output``, from it upwards; each
+    is read by the one before alone.
+    """
+    way: list[Node] = []
+    node, reader = output, output.graph.output_node()
+    while (serves_alone(node) or _is_linear(node)) and set(node.users) == {reader}:
+        way.append(node)
         if len(node.all_input_nodes) != 1:
             break
-        node = node.all_input_nodes[0]
-    return found if found is not None and len(found.all_input_nodes) == 1 else None
+        node, reader = node.all_input_nodes[0], node
+    return way
+
+
+def _is_linear(node: Node) -> bool:
+    return is_scaling(node) and sum(isinstance(arg, Node) for arg in node.args) == 1
+
+
+def _above(value: Node, chain: Mapping[Node, Node]) -> list[Node]:
+    """Return ``value`` and the nodes of ``chain`` that it is made of."""
+    found, stack = [], [value]
+    while stack:
+        node = stack.pop()
+        if node in chain and node not in found:
+            found.append(node)
+            stack += node.all_input_nodes
+    return found
 
 
 def _taking(forward: GraphModule, held: Sequence[HeldValue]) -> GraphModule:

@@ -17,6 +17,8 @@ _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
 _TAGS = ("recompute", "ac_graph_id", "from_node", "desc")
 """Metadata that is about the one node alone."""
 _IN_NODE, _WHOLE = "_in_node", "_whole"
+PART_KEY = "apsched_part"
+"""Key of the metadata of nodes that cut a part off a gathered tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,7 @@ def hand_over_part(graph: Graph, value: Node, group: NodeGroup, last_use: Node) 
 
     A view would keep all of ``value`` in memory.
     """
-    meta = _inherited(value)
+    meta = {**_inherited(value), PART_KEY: True}
     size = value.meta["val"].numel() // group.num_ranks
     first = group.index * size
     with graph.inserting_after(last_use):

@@ -7,8 +7,9 @@ be in flight. FSDP2 launches each reduce-scatter itself, as soon as the backward
 ended. A schedule that does not fit these settings is refused.
 """
 
+import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
@@ -19,6 +20,7 @@ from torch import nn
 
 from apsched.artifacts.replay import replay
 from apsched.artifacts.schedule_file import load_schedule
+from apsched.artifacts.solved_run import RESULT_FILE
 from apsched.errors import InputError
 from apsched.integrations.fsdp2_units import ROOT, Unit, launches_of, movable, units_of
 from apsched.integrations.prefetch_order import Hook, Launch, prefetch_lists
@@ -85,17 +87,15 @@ def apply_fsdp2(
         where FSDP2 cannot follow the schedule; the message names the bucket, and the nearest bucket
         that FSDP2 can form. Nothing is set then.
     """
-    settings = fsdp2_settings(units_of(model), solved_graphs(solved))
-    set_up(model, settings)
+    units = units_of(model)
+    settings = fsdp2_settings(units, solved_graphs(solved))
+    check_resharded(units, settings)
+    set_up(model, units, settings)
     return settings
 
 
-def set_up(model: nn.Module, settings: Fsdp2Settings) -> None:
-    """Set up the units of ``model`` for a forward and a backward with ``settings``; ``InputError``
-    where the settings need another ``fully_shard``.
-    """
-    units = units_of(model)
-    _check_resharded(units, settings)
+def set_up(model: nn.Module, units: Sequence[Unit], settings: Fsdp2Settings) -> None:
+    """Set up the ``units`` of ``model`` for a forward and a backward with ``settings``."""
     handles = {unit.name: unit.handle for unit in units}
     setting_of = {setting.name: setting for setting in settings.units}
     for name, handle in handles.items():
@@ -115,7 +115,7 @@ def set_up(model: nn.Module, settings: Fsdp2Settings) -> None:
         _set_buffers(model, settings.reduce_scatter_buffers)
 
 
-def _check_resharded(units: Sequence[Unit], settings: Fsdp2Settings) -> None:
+def check_resharded(units: Sequence[Unit], settings: Fsdp2Settings) -> None:
     """Raise ``InputError`` for a unit whose number of process ranks to reshard to is not that of
     the settings.
     """
@@ -150,11 +150,16 @@ def fsdp2_plan(model: nn.Module, graph: "nx.DiGraph | Problem") -> Plan:
 
 
 def fsdp2_settings(
-    units: Sequence[Unit], solved: Mapping[str, Solved], first: Problem | None = None
+    units: Sequence[Unit],
+    solved: Mapping[str, Solved],
+    first: Problem | None = None,
+    kept: Collection[str] | None = None,
 ) -> Fsdp2Settings:
     """Return the settings of the units; ``solved`` are the schedules by graph: ``forward``,
-    and ``backward`` where there is one. ``first`` is the forward graph of the first micro-batch,
-    which gathers all units, if the one of ``solved`` is of another micro-batch.
+    and ``backward`` where there is one.
+
+    With several micro-batches ``first`` is the forward graph of the first one, which gathers all
+    units, and ``kept`` has the parameters that are kept from forward to backward.
     """
     by_parameter = {name: unit for unit in units for name in unit.parameters}
     problem, schedule = solved["forward"]
@@ -173,17 +178,17 @@ def fsdp2_settings(
     if "backward" in solved:
         behind, gathered = _backward(units, names, solved["backward"], by_parameter)
         buffers = _reductions_in_flight(*solved["backward"], by_parameter, names)
-        _refuse_kept_in_part(whole, solved["backward"][0], units)
+        _refuse_kept_in_part(whole, solved["backward"][0], units, kept)
         in_node = _resharded_units(whole, solved["backward"][0], units)
-    kept = {unit.name for unit in units if unit.name not in gathered and _is_saved(whole, unit)}
+    saved = {unit.name for unit in units if unit.name not in gathered and _is_saved(whole, unit)}
     return Fsdp2Settings(
         units=tuple(
             UnitSettings(
                 name=name,
                 forward_prefetch=ahead[name],
                 backward_prefetch=behind[name] if behind is not None else None,
-                reshard_after_forward=in_node.get(name, name not in kept),
-                unshard_in_backward=name in gathered or name in kept,
+                reshard_after_forward=in_node.get(name, name not in saved),
+                unshard_in_backward=name in gathered or name in saved,
             )
             for name in names
         ),
@@ -329,14 +334,21 @@ def _is_saved(forward: Problem, unit: Unit) -> bool:
     )
 
 
-def _refuse_kept_in_part(forward: Problem, backward: Problem, units: Sequence[Unit]) -> None:
-    """Raise ``InputError`` for a unit of which backward gathers some parameters while forward hands
-    others on.
+def _refuse_kept_in_part(
+    forward: Problem, backward: Problem, units: Sequence[Unit], kept: Collection[str] | None
+) -> None:
+    """Raise ``InputError`` for a unit of which backward gathers some parameters while others are
+    kept: those of ``kept``, or where it is not stated those that forward hands on.
     """
     gathered = {c.module for c in movable(backward, CollectiveKind.ALL_GATHER)}
     for unit in units:
         again = [name for name in unit.parameters if name in gathered]
-        if again and _is_saved(forward, unit):
+        saved = (
+            _is_saved(forward, unit)
+            if kept is None
+            else any(name in kept for name in unit.parameters)
+        )
+        if again and saved:
             raise InputError(
                 f"backward: FSDP2 keeps a unit or gathers it again, and of {unit.name} the schedule"
                 f" gathers {again[0]} again and keeps others; keep all parameters of the unit or"
@@ -399,7 +411,7 @@ def solved_graphs(solved: Result | Iterable[Result] | str | PathLike[str]) -> di
         names = ", ".join(problem.name for problem, _ in pairs) or "none"
         raise InputError(
             f"expected results of a forward and a backward graph, found {names}; FSDP2 runs them"
-            " one after the other"
+            " one after the other (several micro-batches: apply_fsdp2_micro_batches)"
         )
     for problem, schedule in pairs:
         refuse_moved_compute(problem, schedule)
@@ -424,8 +436,25 @@ def _from_directory(folder: Path) -> Iterable[Solved]:
             f"{folder}: expected the files that `apsched solve -o` writes (forward.graph,"
             " forward.schedule.json, ...), found no schedule"
         )
+    if micro_batches_of(folder):
+        raise InputError(
+            f"{folder}: expected the schedules of one micro-batch, found those of `apsched solve"
+            " --accumulate`; call apply_fsdp2_micro_batches"
+        )
     for name in names:
         yield read_solved(folder, name)
+
+
+def micro_batches_of(folder: Path) -> list[tuple[int, list[str]]]:
+    """Return the number of micro-batches with the graphs that they run, in order, of the answer of
+    ``apsched solve --accumulate`` in ``folder``; none for another answer.
+    """
+    try:
+        report = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
+        listed = report.get("accumulate", {}).get("micro_batches", [])
+        return [(int(one["count"]), list(one["graphs"])) for one in listed]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
 
 
 def read_solved(folder: Path, name: str) -> Solved:

@@ -5,7 +5,6 @@ forward to backward), ``set_reshard_after_backward`` (gathered until the next mi
 ``set_requires_gradient_sync`` (gradients added, and reduced in the last micro-batch).
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -17,16 +16,20 @@ from apsched.errors import InputError
 from apsched.integrations.fsdp2 import (
     Fsdp2Settings,
     Solved,
+    check_resharded,
     fsdp2_settings,
+    micro_batches_of,
     read_solved,
     refuse_moved_compute,
     set_up,
 )
 from apsched.integrations.fsdp2_units import Unit, movable, units_of
 from apsched.kinds import CollectiveKind
+from apsched.names import mark_of
 from apsched.pipeline.result import Result
 from apsched.problem.problem import Problem
 from apsched.report.answer.step import StepResult
+from apsched.whole_step.keep_request import KEPT_FILE, keep_request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,7 @@ class Fsdp2MicroBatches:
     """The settings of a model for each of several micro-batches in a row."""
 
     model: nn.Module
+    units: tuple[Unit, ...]
     settings: tuple[Fsdp2Settings, ...]
     """One for each micro-batch."""
 
@@ -48,8 +52,8 @@ class Fsdp2MicroBatches:
                 f" {micro_batch}; the schedules are of a step of {len(self.settings)}"
             )
         settings = self.settings[micro_batch]
-        set_up(self.model, settings)
-        handles = {unit.name: unit.handle for unit in units_of(self.model)}
+        set_up(self.model, self.units, settings)
+        handles = {unit.name: unit.handle for unit in self.units}
         for one in settings.units:
             handle = handles[one.name]
             handle.set_reshard_after_backward(one.reshard_after_backward, recurse=False)
@@ -65,8 +69,9 @@ def apply_fsdp2_micro_batches(
         step = apply_fsdp2_micro_batches(model, "apsched-out/...")
         for k, batch in enumerate(batches):
             step.begin(k)
-            model(batch).backward()
+            model(*batch).backward()
         optimizer.step()
+        optimizer.zero_grad()
 
     ``solved`` is the result of ``apsched.solve_step(..., accumulate=N)``, or the directory in which
     ``apsched solve --accumulate N`` wrote it. Every process rank must pass the same.
@@ -76,21 +81,20 @@ def apply_fsdp2_micro_batches(
     InputError
         where FSDP2 cannot follow a schedule or the choice; nothing is set then.
     """
-    pairs = _pairs(solved)
+    pairs, kept = _read(solved)
     units = units_of(model)
-    first = pairs[0].forward[0]
-    last = pairs[-1].backward[0]
-    reduced = _covered(units, last, last, CollectiveKind.REDUCE_SCATTER)
+    first, last = pairs[0].forward[0], pairs[-1].backward[0]
+    every = _gathered_or_reduced(units, first, CollectiveKind.ALL_GATHER)
+    reduced = _gathered_or_reduced(units, last, CollectiveKind.REDUCE_SCATTER)
     found: list[Fsdp2Settings] = []
     for pair, after in zip(pairs, [*pairs[1:], None], strict=True):
-        settings = fsdp2_settings(
-            units, {"forward": pair.forward, "backward": pair.backward}, first
-        )
+        graphs = {"forward": pair.forward, "backward": pair.backward}
+        settings = fsdp2_settings(units, graphs, first, kept)
+        check_resharded(units, settings)
         summed = reduced - _covered(units, pair.backward[0], last, CollectiveKind.REDUCE_SCATTER)
         held = set[str]()
         if after is not None:
-            held = _covered(units, first, first, CollectiveKind.ALL_GATHER)
-            held -= _covered(units, after.forward[0], first, CollectiveKind.ALL_GATHER)
+            held = every - _covered(units, after.forward[0], first, CollectiveKind.ALL_GATHER)
         of_unit = (
             replace(
                 unit,
@@ -100,7 +104,7 @@ def apply_fsdp2_micro_batches(
             for unit in settings.units
         )
         found += [replace(settings, units=tuple(of_unit))] * pair.count
-    return Fsdp2MicroBatches(model=model, settings=tuple(found))
+    return Fsdp2MicroBatches(model=model, units=units, settings=tuple(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,19 +116,23 @@ class _Pair:
     backward: Solved
 
 
-def _pairs(solved: StepResult | str | PathLike[str]) -> list[_Pair]:
+def _read(solved: StepResult | str | PathLike[str]) -> tuple[list[_Pair], set[str]]:
+    """Return the schedules of the micro-batches, and the parameters that are kept."""
     if isinstance(solved, StepResult):
-        return [_pair(count, *map(_of_result, pair)) for count, pair in solved.micro_batches]
+        pairs = [_pair(count, *map(_of_result, pair)) for count, pair in solved.micro_batches]
+        return pairs, {entry for entry in solved.kept if not mark_of(entry)}
     folder = Path(solved)
-    try:
-        report = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        listed = [(one["count"], one["graphs"]) for one in report["accumulate"]["micro_batches"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    listed = micro_batches_of(folder)
+    if not listed:
         raise InputError(
             f"{folder}: expected the directory that `apsched solve --accumulate N -o` wrote, found"
             " no result.json of several micro-batches"
-        ) from None
-    return [_pair(count, *(read_solved(folder, name) for name in names)) for count, names in listed]
+        )
+    pairs = [
+        _pair(count, *(read_solved(folder, name) for name in names)) for count, names in listed
+    ]
+    entries = keep_request(folder / KEPT_FILE, KEPT_FILE).entries
+    return pairs, {entry for entry in entries if not mark_of(entry)}
 
 
 def _pair(count: int, forward: Solved, backward: Solved) -> _Pair:
@@ -139,6 +147,12 @@ def _of_result(result: Result) -> Solved:
             f"{result.problem.name}: expected a schedule, found that none fits the caps"
         )
     return result.problem, result.schedule
+
+
+def _gathered_or_reduced(units: Sequence[Unit], problem: Problem, kind: CollectiveKind) -> set[str]:
+    """Return the units that have a parameter which ``problem`` gathers or reduces."""
+    now = {c.module for c in movable(problem, kind)}
+    return {unit.name for unit in units if now.intersection(unit.parameters)}
 
 
 def _covered(

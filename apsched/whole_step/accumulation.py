@@ -86,12 +86,12 @@ class Accumulation:
 
     step: Step
     num_micro_batches: int
-    held_bytes: Mapping[str, int]
-    """Parameter that forward gathers -> bytes that stay from backward to the next forward."""
-    sum_bytes: Mapping[str, int]
-    """Parameter -> bytes of its gradient before it is reduced, in the order of the reductions."""
-    reduced_bytes: Mapping[str, int]
-    """The same, of the reduced gradient."""
+    held: "Mapping[str, tuple[HeldValue, ...]]"
+    """Parameter that forward gathers -> its values that may stay gathered."""
+    sums: "Mapping[str, tuple[Reduction, ...]]"
+    """Parameter -> reductions of its gradient that may run once, in their order."""
+    other_gradient_bytes: int
+    """Gradients of the other parameters."""
     solved: dict[Choice, SolvedAccumulation] = field(default_factory=dict)
     _graphs: dict[tuple[str, "_Parts"], LoadedGraph] = field(default_factory=dict)
     _results: dict[tuple[int, Caps], Result] = field(default_factory=dict)
@@ -104,27 +104,50 @@ class Accumulation:
                 "accumulate: expected the number of micro-batches of a step, 1 or more, found"
                 f" {num_micro_batches!r}"
             )
-        sums, held = gradients_of(step.graphs[1]), held_in(step.graphs)
+        from apsched.whole_step.micro_batch_graphs import parameter_gradient_bytes
+
+        sums, backward = gradients_of(step.graphs[1]), step.graphs[1].captured
+        assert backward is not None
+        reduced = sum(allocated_bytes(one.reduced_bytes) for ones in sums.values() for one in ones)
         return cls(
             step=step,
             num_micro_batches=num_micro_batches,
-            held_bytes={
-                name: sum(allocated_bytes(v.size_bytes) for v in values)
-                for name, values in held.items()
-            },
-            sum_bytes={n: sum(allocated_bytes(r.size_bytes) for r in s) for n, s in sums.items()},
-            reduced_bytes={
-                n: sum(allocated_bytes(r.reduced_bytes) for r in s) for n, s in sums.items()
-            },
+            held=held_in(step.graphs),
+            sums=sums,
+            other_gradient_bytes=parameter_gradient_bytes(backward) - reduced,
         )
+
+    @property
+    def held_bytes(self) -> dict[str, int]:
+        """Parameter that forward gathers -> bytes that stay from backward to the next forward."""
+        return {
+            name: sum(allocated_bytes(value.size_bytes) for value in values)
+            for name, values in self.held.items()
+        }
+
+    @property
+    def sum_bytes(self) -> dict[str, int]:
+        """Parameter -> bytes of its gradient before the reduction."""
+        return {
+            name: sum(allocated_bytes(one.size_bytes) for one in ones)
+            for name, ones in self.sums.items()
+        }
+
+    @property
+    def reduced_bytes(self) -> dict[str, int]:
+        """Parameter -> bytes of its reduced gradient."""
+        return {
+            name: sum(allocated_bytes(one.reduced_bytes) for one in ones)
+            for name, ones in self.sums.items()
+        }
 
     @property
     def entries(self) -> tuple[str, ...]:
         """All entries that a choice may have."""
         return (
             *self.step.entry_bytes,
-            *(marked(name, NEXT) for name in self.held_bytes),
-            *(marked(name, SUM) for name in self.sum_bytes),
+            *(marked(name, NEXT) for name in self.held),
+            *(marked(name, SUM) for name in self.sums),
         )
 
     def solve(self, choice: Choice) -> SolvedAccumulation:
@@ -132,7 +155,7 @@ class Accumulation:
         if choice not in self.solved:
             parts = _Parts.of(choice)
             counts = len(parts.kept), len(parts.held), len(parts.summed)
-            words = "solve with {} kept, {} gathered on, {} reduced once".format(*counts)
+            words = "solve with {} kept, {} that stay gathered, {} reduced once".format(*counts)
             with self.step.progress.stage(words):
                 self.solved[choice] = self._solve(choice)
         return self.solved[choice]
@@ -144,7 +167,9 @@ class Accumulation:
         """
         cap, problem = self.step.cap_bytes[0], self.step.least[0].problem
         given = sum(s.size_bytes for s in problem.storages if s.kept or s.birth < 0)
-        return None if cap is None else cap - given, self.step.free_bytes
+        free = None if cap is None else cap - given, self.step.free_bytes
+        first, second = (None if f is None else f - self.other_gradient_bytes for f in free)
+        return first, second
 
     def graphs_of(self, choice: Choice) -> tuple[Graphs, ...]:
         """Return the graphs of the first, a middle and the last micro-batch under ``choice``; where
@@ -160,8 +185,9 @@ class Accumulation:
         parts, graphs = _Parts.of(choice), self.graphs_of(choice)
         more = self.step.communicator_bytes(self.step.under(parts.kept))
         shards = self.step.beside_bytes(parts.kept)
-        sums = sum(self.sum_bytes[name] for name in parts.summed)
+        sums = sum(b for name, b in self.sum_bytes.items() if name in parts.summed)
         reduced = sum(b for name, b in self.reduced_bytes.items() if name not in parts.summed)
+        reduced += self.other_gradient_bytes
         counts = [1] * len(graphs)
         counts[len(graphs) // 2] += self.num_micro_batches - len(graphs)
         pairs = []

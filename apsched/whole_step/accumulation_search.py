@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from apsched.errors import SelfCheckError
-from apsched.kinds import CollectiveKind
 from apsched.names import IN_NODE, NEXT, SUM, block_of, marked
 from apsched.problem.problem import Problem
 from apsched.solver.bounds.accumulation import (
@@ -20,14 +19,17 @@ from apsched.solver.bounds.accumulation import (
     SUMMED,
     AccumulationBound,
     Unit,
+    least_bytes_of,
 )
 from apsched.solver.bounds.accumulation import IN_NODE as SHARED
 from apsched.solver.bounds.accumulation import Graphs as BoundGraphs
 from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.bounds.whole_step import least_prices, with_prices
+from apsched.units import allocated_bytes
 from apsched.whole_step.accumulation import Accumulation, SolvedAccumulation
 from apsched.whole_step.choices import NONE, Choice
 from apsched.whole_step.keep_request import AUTO, KeepRequest
+from apsched.whole_step.pair import Graphs
 from apsched.whole_step.search import grouped
 
 _FEW = 2
@@ -111,17 +113,15 @@ class _Search:
     def __init__(self, accumulation: Accumulation) -> None:
         self._of, self._step = accumulation, accumulation.step
         self._units, self._names = units_of(accumulation)
-        self._bounds = self._made_bounds()
+        self._prices, self._bound = self._made_bound()
         self._known: dict[Choice, Units] = {}
         """Choices that were looked at, as units."""
 
     def bound(self) -> TimeBound:
         """Return the bound, at the least prices of all graphs that were made."""
-        return min((b.over_choices() for b in self._made_bounds()), key=lambda b: b.ticks)
-
-    def _bound_of(self, units: Units) -> int:
-        """Return the bound in ticks for one choice."""
-        return min(bound.of_choice(units) for bound in self._bounds)
+        if self._least_prices() != self._prices:
+            self._prices, self._bound = self._made_bound()
+        return self._bound.over_choices()
 
     def baselines(self) -> dict[str, SolvedAccumulation]:
         """Return the choices that people make, solved, as far as they may fit.
@@ -143,7 +143,7 @@ class _Search:
         return {
             name: self._solved(_full(units))
             for name, units in made.items()
-            if name == NONE or self._bounds[0].may_fit(_full(units))
+            if name == NONE or self._bound.may_fit(_full(units))
         }
 
     def look(self) -> None:
@@ -164,8 +164,8 @@ class _Search:
         """Return all choices, those with the least bound first."""
         options = []
         for unit in self._units:
-            keeps = ("", *(kind for kind in (KEPT, SHARED) if kind in unit.size_bytes))
-            others = (("", kind) if kind in unit.size_bytes else ("",) for kind in (HELD, SUMMED))
+            keeps = ("", *(kind for kind in (KEPT, SHARED) if kind in unit.least_bytes))
+            others = (("", kind) if kind in unit.least_bytes else ("",) for kind in (HELD, SUMMED))
             options.append(list(product(keeps, *others)))
         found = [
             {
@@ -174,7 +174,7 @@ class _Search:
             }
             for chosen in product(*options)
         ]
-        return sorted(found, key=self._bound_of)
+        return sorted(found, key=self._bound.of_choice)
 
     def _corners(self) -> list[Units]:
         """Return all choices that treat all units alike, those with the least bound first."""
@@ -190,7 +190,7 @@ class _Search:
             for summed in (frozenset[int](), every[SUMMED])
         ]
         full = [_full(units) for units in found]
-        return sorted(full, key=self._bound_of)
+        return sorted(full, key=self._bound.of_choice)
 
     def _along_memory(self, room: int, *, as_many: bool) -> None:
         """Solve the choices with the least bound that leave memory free: some amounts between none
@@ -200,7 +200,7 @@ class _Search:
 
         def look(spares: Iterable[int]) -> None:
             for spare in sorted(set(spares) - known.keys()):
-                known[spare] = self._ticks_of(self._bounds[0].best_for(spare, as_many=as_many))
+                known[spare] = self._ticks_of(self._bound.best_for(spare, as_many=as_many))
 
         look(room * k // _FIRST for k in range(_FIRST))
         for _ in range(_ROUNDS if room else 0):
@@ -237,13 +237,13 @@ class _Search:
             free -= units[SHARED]
         found: list[int] = []
         for u in sorted(free, key=lambda u: (self._units[u].order[kind], u)):
-            if self._bounds[0].may_fit({**units, kind: units[kind].union(found, [u])}):
+            if self._bound.may_fit({**units, kind: units[kind].union(found, [u])}):
                 found.append(u)
         return found
 
     def best(self, baselines: Mapping[str, SolvedAccumulation]) -> SolvedAccumulation:
         """Return the choice with the lowest peak among those within the time slack, never slower
-        than a baseline that fits; that of none if none fits.
+        than a baseline that fits; the choice ``none`` if no choice fits.
         """
         fitting = [solved for solved in self._of.solved.values() if solved.fits]
         if not fitting:
@@ -261,10 +261,12 @@ class _Search:
         return self._of.solve(choice)
 
     def _ticks_of(self, units: Units) -> float:
-        """Return the step time of a choice; never, where it cannot be the fastest."""
+        """Return the step time of a choice; infinity if the bound shows that it cannot be the
+        fastest.
+        """
         choice = self._choice(units)
         if choice not in self._of.solved and (
-            not self._bounds[0].may_fit(units) or self._bound_of(units) >= self._best_ticks()
+            not self._bound.may_fit(units) or self._bound.of_choice(units) >= self._best_ticks()
         ):
             return _NEVER
         return _ticks(self._solved(units))
@@ -280,42 +282,52 @@ class _Search:
 
     def _all(self) -> dict[str, frozenset[int]]:
         return {
-            kind: frozenset(u for u, unit in enumerate(self._units) if kind in unit.size_bytes)
+            kind: frozenset(u for u, unit in enumerate(self._units) if kind in unit.least_bytes)
             for kind in (KEPT, SHARED, HELD, SUMMED)
         }
 
-    def _made_bounds(self) -> list[AccumulationBound]:
-        """Return bounds of which the least holds, one for each way to place gathers on groups, at
-        the least prices of the graphs with the fewest collectives, of those with the most, and of
-        those that were solved.
+    def _least_prices(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the least price of each node of forward and of backward, in the graphs with the
+        fewest collectives, in those with the most, and in those that were solved.
         """
-        made = self._of
+        solved = (pair.graphs for one in self._of.solved.values() for pair in one.pairs)
+        pairs = [self._step.least, *self._fewest(), *solved]
+        forward, backward = (least_prices(pair[k].problem for pair in pairs) for k in (0, 1))
+        return forward, backward
+
+    def _fewest(self) -> tuple[Graphs, ...]:
+        """Return the graphs that share everything."""
         every = self._all()
-        most = self._choice({kind: every[kind] for kind in (KEPT, HELD, SUMMED)})
-        few = made.graphs_of(most)
-        pairs = [self._step.least, *few, *(p.graphs for s in made.solved.values() for p in s.pairs)]
-        prices = [least_prices(pair[k].problem for pair in pairs) for k in (0, 1)]
+        return self._of.graphs_of(
+            self._choice({kind: every[kind] for kind in (KEPT, HELD, SUMMED)})
+        )
 
-        def both(captured: Problem, least: Problem, k: int, second: bool) -> BoundGraphs:
-            first, other = (
-                grouped(with_prices(problem, prices[k]), second) for problem in (captured, least)
-            )
-            return BoundGraphs(captured=first, least=other)
-
+    def _made_bound(self) -> tuple[tuple[dict[str, int], dict[str, int]], AccumulationBound]:
+        """Return the least prices, and the bound at these."""
+        prices, few = self._least_prices(), self._fewest()
         again = [graph.problem for graph in self._step.least]
-        kept = self._step.under(self._choice({KEPT: every[KEPT]}))[1].problem
-        return [
-            AccumulationBound.of(
-                made.num_micro_batches,
-                self._units,
-                forward=both(again[0], few[-1][0].problem, 0, second),
-                backward=both(again[1], few[0][1].problem, 1, second),
-                last=both(again[1], kept, 1, second),
-                caps=replace(self._step.request.caps, memory_cap_bytes=None),
-                free_bytes=made.free_bytes,
-            )
-            for second in sorted({False, self._step.request.second_group})
-        ]
+        kept = self._step.under(self._choice({KEPT: self._all()[KEPT]}))[1].problem
+
+        def ways(captured: Problem, least: Problem, k: int) -> list[BoundGraphs]:
+            found = []
+            for second in sorted({False, self._step.request.second_group}):
+                one, other = (
+                    grouped(with_prices(problem, prices[k]), second)
+                    for problem in (captured, least)
+                )
+                found.append(BoundGraphs(captured=one, least=other))
+            return found
+
+        bound = AccumulationBound.of(
+            self._of.num_micro_batches,
+            self._units,
+            forward=ways(again[0], few[-1][0].problem, 0),
+            backward=ways(again[1], few[0][1].problem, 1),
+            last=ways(again[1], kept, 1),
+            caps=replace(self._step.request.caps, memory_cap_bytes=None),
+            free_bytes=self._of.free_bytes,
+        )
+        return prices, bound
 
 
 def units_of(
@@ -324,39 +336,39 @@ def units_of(
     """Return the units, in the order in which forward gathers them, and the entries of each by
     kind.
     """
-    step = accumulation.step
+    step, held, sums = accumulation.step, accumulation.held, accumulation.sums
     forward, backward = (graph.problem for graph in step.least)
-    gathers = _by_parameter(forward, gather=True)
-    reductions = _by_parameter(backward, gather=False)
+    starts = [
+        {problem.node_names[one.start]: c for c, one in enumerate(problem.collectives)}
+        for problem in (forward, backward)
+    ]
     undecided = {p.name: p for p in step.undecided}
-    names = dict.fromkeys(
-        (*accumulation.held_bytes, *accumulation.sum_bytes, *undecided),
-    )
     by_need = {p.name: k for k, p in enumerate(sorted(undecided.values(), key=lambda p: p.need))}
+    names = list(dict.fromkeys((*held, *sums, *undecided)))
     found, entries = [], []
-    for place, members in enumerate(_alike(list(names), (forward, backward))):
+    for place, members in enumerate(_alike(names, (forward, backward))):
         keepable = [undecided[name] for name in members if name in undecided]
-        held = [name for name in members if name in accumulation.held_bytes]
-        summed = [name for name in members if name in accumulation.sum_bytes]
+        values = [value for name in members for value in held.get(name, ())]
+        reductions = [one for name in members for one in sums.get(name, ())]
+        shared = any(p.node_bytes for p in keepable)
         sizes = {
-            KEPT: sum(p.size_bytes for p in keepable),
-            SHARED: sum(p.node_bytes or p.size_bytes for p in keepable)
-            if any(p.node_bytes for p in keepable)
-            else 0,
-            HELD: sum(accumulation.held_bytes[name] for name in held),
-            SUMMED: sum(accumulation.sum_bytes[name] for name in summed),
+            KEPT: [p.size_bytes for p in keepable],
+            SHARED: [p.node_bytes or p.size_bytes for p in keepable] if shared else [],
+            HELD: [allocated_bytes(value.size_bytes) for value in values],
+            SUMMED: [allocated_bytes(one.size_bytes) for one in reductions],
         }
+        needs = [by_need[p.name] for p in keepable]
         found.append(
             Unit(
-                gathers=tuple(c for name in held for c in gathers.get(name, ())),
+                gathers=tuple(starts[0][n] for v in values for n in v.gathers if n in starts[0]),
                 again=tuple(c for p in keepable for c in p.gathers),
-                reductions=tuple(c for name in summed for c in reductions.get(name, ())),
-                size_bytes={kind: size for kind, size in sizes.items() if size},
-                reduced_bytes=sum(accumulation.reduced_bytes[name] for name in summed),
+                reductions=tuple(
+                    starts[1][n] for one in reductions for n in one.starts if n in starts[1]
+                ),
+                least_bytes={kind: least_bytes_of(some) for kind, some in sizes.items() if some},
+                reduced_bytes=sum(allocated_bytes(one.reduced_bytes) for one in reductions),
                 order={
-                    kind: min((by_need[p.name] for p in keepable), default=0)
-                    if kind in (KEPT, SHARED)
-                    else place
+                    kind: min(needs, default=0) if kind in (KEPT, SHARED) else place
                     for kind in sizes
                 },
             )
@@ -367,8 +379,8 @@ def units_of(
                 SHARED: tuple(
                     marked(p.name, IN_NODE) if p.node_bytes else p.name for p in keepable
                 ),
-                HELD: tuple(marked(name, NEXT) for name in held),
-                SUMMED: tuple(marked(name, SUM) for name in summed),
+                HELD: tuple(marked(name, NEXT) for name in members if name in held),
+                SUMMED: tuple(marked(name, SUM) for name in members if name in sums),
             }
         )
     return found, entries
@@ -392,15 +404,6 @@ def _alike(names: list[str], problems: Iterable[Problem]) -> list[list[str]]:
     for name, of in group.items():
         found.setdefault(of, []).append(name)
     return list(found.values())
-
-
-def _by_parameter(problem: Problem, *, gather: bool) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for c, one in enumerate(problem.collectives):
-        is_gather = problem.keys[one.key].kind == CollectiveKind.ALL_GATHER
-        if one.module and not one.on_path and is_gather == gather:
-            found.setdefault(one.module, []).append(c)
-    return found
 
 
 def _full(units: Mapping[str, frozenset[int]]) -> Units:

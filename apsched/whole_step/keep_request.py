@@ -56,7 +56,8 @@ class KeepRequest:
         """
         for entry in self.entries:
             if not _fits(entry, names):
-                known = f"such as {names[0]}" if names else "there are none"
+                same = [name for name in names if mark_of(name) == mark_of(entry)]
+                known = f"such as {same[0]}" if same else "there are none"
                 raise InputError(
                     f"{label}: expected parameters that {_WHICH[mark_of(entry)]} ({known}), found"
                     f" none that {entry!r} fits; drop that entry"
@@ -121,6 +122,18 @@ def keep_request(
             f"{label}: expected auto, none, all, a file or names of parameters; found {stated!r}"
         )
     return KeepRequest(mode="names", entries=_checked(tuple(stated), label))
+
+
+def of_one_micro_batch(request: KeepRequest, label: str) -> KeepRequest:
+    """Return ``request``; ``InputError`` if it has entries about several micro-batches."""
+    several = next((e for e in request.entries if mark_of(e) in (NEXT, SUM)), None)
+    if several is not None:
+        raise InputError(
+            f"{label}: expected parameters that are kept from forward to backward, found"
+            f" {several!r}, an entry of a step of several micro-batches; replay such a step with"
+            " apply_fsdp2_micro_batches, or drop the entries with @next and @sum"
+        )
+    return request
 
 
 def plan_for(plan: Plan, request: KeepRequest) -> Plan:

@@ -11,9 +11,11 @@ from apsched.fx.accumulate import (
     Reduction,
     backward_of,
     forward_of,
+    gradient_bytes,
     held_values,
     reductions,
 )
+from apsched.units import allocated_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +50,16 @@ def summed_gradients(
     return {name: tuple(ones) for name, ones in found.items()}
 
 
+def parameter_gradient_bytes(backward: CapturedGraph) -> int:
+    """Return the bytes of the gradients of all parameters, as allocated."""
+    return sum(map(allocated_bytes, gradient_bytes(backward.module).values()))
+
+
 def micro_batch_forward(
     forward: CapturedGraph, held: Collection[HeldValue], place: Place, name: str
 ) -> CapturedGraph:
-    """Return forward of the micro-batch at ``place``, called ``name``, with the values ``held``;
-    that of the last one is that of the others.
+    """Return forward of the micro-batch at ``place``, called ``name``, with the values ``held``.
+    All micro-batches but the first share one forward.
     """
     module = forward_of(forward.module, held, first=place.first)
     return replace(forward, module=module, name=name)

@@ -22,8 +22,8 @@ from benchmarks.common.choices import beaten
 _HEAD = (
     "# Micro-batches in a row\n\n`python -m benchmarks.accumulate`: step times and peaks of the"
     " choices that people make and of the one found (`apsched`).\n\n"
-    "| step | memory cap | choice | kept | gathered on | reduced once | step ms | peak GiB | gap %"
-    " | CPU s |\n|---|---|---|---|---|---|---|---|---|---|\n"
+    "| step | memory cap | choice | kept | stay gathered | reduced once | step ms | peak GiB"
+    " | gap % | CPU s |\n|---|---|---|---|---|---|---|---|---|---|\n"
 )
 
 

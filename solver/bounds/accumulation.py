@@ -30,7 +30,7 @@ A gather in the node counts as free. Nodes have their lowest prices among the ch
 solved, as in :mod:`apsched.solver.bounds.whole_step`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +67,9 @@ class Unit:
     """Collectives of backward that gather them again."""
     reductions: tuple[int, ...]
     """Collectives of backward that reduce their gradients."""
-    size_bytes: Mapping[str, int]
-    """Kind of a choice -> bytes that it takes, as allocated; without an entry it is not possible.
+    least_bytes: Mapping[str, int]
+    """Kind of a choice -> bytes that it takes at least (:func:`least_bytes_of`); without an entry
+    it is not possible.
     """
     reduced_bytes: int
     """Of the reduced gradients."""
@@ -82,7 +83,7 @@ class _Graph:
 
     count: int
     least_ticks: int
-    """(G2)."""
+    """The right side of (G2)."""
     compute_ticks: float
     alone: Floats
     shared: Floats
@@ -93,10 +94,16 @@ class _Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graphs:
-    """Problems of one direction: as captured, and with as few collectives as a choice has."""
+    """Problems of one graph: as captured, and with as few collectives as a choice has."""
 
     captured: Problem
     least: Problem
+
+
+Ways = Sequence[Graphs]
+"""One graph for each way to place gathers on groups: on one group, and on a second one, too. A
+stream has the least work in the last way.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,16 +123,17 @@ class AccumulationBound:
         num_micro_batches: int,
         units: Sequence[Unit],
         *,
-        forward: Graphs,
-        backward: Graphs,
-        last: Graphs,
+        forward: Ways,
+        backward: Ways,
+        last: Ways,
         caps: Caps,
         free_bytes: tuple[int | None, int | None],
     ) -> "AccumulationBound":
         """Return the bound of a step whose graphs are those; ``caps`` are without a memory cap."""
-        gathers = _absent(forward.captured, [u.gathers for u in units], (HELD,))
-        again = _absent(backward.captured, [u.again for u in units], (KEPT, IN_NODE))
-        summed = _absent(backward.captured, [u.reductions for u in units], (SUMMED,))
+        problems = forward[0].captured, backward[0].captured
+        gathers = _absent(problems[0], [u.gathers for u in units], (HELD,))
+        again = _absent(problems[1], [u.again for u in units], (KEPT, IN_NODE))
+        summed = _absent(problems[1], [u.reductions for u in units], (SUMMED,))
         either = tuple(a or b for a, b in zip(again, summed, strict=True))
         several = num_micro_batches - 1
         return cls(
@@ -135,7 +143,7 @@ class AccumulationBound:
                 _graph(several, backward, either, caps),
                 _graph(1, last, again, caps),
             ),
-            first_ticks=graph_bound(forward.captured, caps),
+            first_ticks=min(graph_bound(way.captured, caps) for way in forward),
             free_bytes=free_bytes,
         )
 
@@ -151,11 +159,11 @@ class AccumulationBound:
     def may_fit(self, chosen: Mapping[str, frozenset[int]]) -> bool:
         """Return whether (G5) allows a choice."""
         sums = sum(
-            _at_least(unit.size_bytes[SUMMED]) if u in chosen[SUMMED] else unit.reduced_bytes
+            unit.least_bytes[SUMMED] if u in chosen[SUMMED] else unit.reduced_bytes
             for u, unit in enumerate(self.units)
         )
         taken = [
-            sums + sum(_at_least(self.units[u].size_bytes[k]) for k in kinds for u in chosen[k])
+            sums + sum(self.units[u].least_bytes[k] for k in kinds for u in chosen[k])
             for kinds in ((HELD,), (KEPT, IN_NODE))
         ]
         return all(
@@ -187,7 +195,9 @@ class AccumulationBound:
         inf = solver.infinity()
         scale = 1.0 / max(self.first_ticks, 1)
         shares = {
-            kind: [solver.NumVar(0, 1 if kind in unit.size_bytes else 0, "") for unit in self.units]
+            kind: [
+                solver.NumVar(0, 1 if kind in unit.least_bytes else 0, "") for unit in self.units
+            ]
             for kind in KINDS
         }
         if chosen is not None:
@@ -218,9 +228,9 @@ class AccumulationBound:
 
         def taken(kind: str) -> list[Any]:
             return [
-                _at_least(unit.size_bytes[kind]) * share
+                unit.least_bytes[kind] * share
                 for unit, share in zip(self.units, shares[kind], strict=True)
-                if kind in unit.size_bytes
+                if kind in unit.least_bytes
             ]
 
         reduced = [
@@ -238,14 +248,14 @@ class AccumulationBound:
         if not weight:
             return []
         most = max((place for unit in self.units for place in unit.order.values()), default=0) + 1
-        total = sum(size for unit in self.units for size in unit.size_bytes.values())
+        total = sum(size for unit in self.units for size in unit.least_bytes.values())
         return [
             (weight + abs(weight) * _ORDER * unit.order[kind] / most)
-            * (unit.size_bytes[kind] / max(total, 1))
+            * (unit.least_bytes[kind] / max(total, 1))
             * share
             for kind in KINDS
             for unit, share in zip(self.units, shares[kind], strict=True)
-            if kind in unit.size_bytes
+            if kind in unit.least_bytes
         ]
 
 
@@ -275,15 +285,16 @@ def _add_graph(
 
 
 def _graph(
-    count: int, graphs: Graphs, absent: tuple[tuple[tuple[str, int], ...], ...], caps: Caps
+    count: int, ways: Ways, absent: tuple[tuple[tuple[str, int], ...], ...], caps: Caps
 ) -> _Graph:
     captured, least = (
-        without_copies(Instance.of(problem, caps)) for problem in (graphs.captured, graphs.least)
+        without_copies(Instance.of(problem, caps))
+        for problem in (ways[-1].captured, ways[-1].least)
     )
     alone, shared = _least_costs(captured, least)
     return _Graph(
         count=count,
-        least_ticks=graph_bound(graphs.least, caps),
+        least_ticks=min(graph_bound(way.least, caps) for way in ways),
         compute_ticks=float(least.arrays.compute_ticks.sum()),
         alone=alone,
         shared=shared,
@@ -321,8 +332,8 @@ def _absent(
     return tuple(found)
 
 
-def _at_least(size_bytes: int) -> int:
-    """Return the bytes that an allocation of ``size_bytes`` takes inside a bucket's buffer, which
-    is rounded up once.
+def least_bytes_of(sizes_bytes: Iterable[int]) -> int:
+    """Return the bytes that allocations of these sizes take at least: inside a bucket's buffer,
+    which is rounded up once.
     """
-    return max(size_bytes - ALLOCATION_BYTES + 1, 0)
+    return sum(max(size - ALLOCATION_BYTES + 1, 0) for size in sizes_bytes)

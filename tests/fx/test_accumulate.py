@@ -9,7 +9,7 @@ from tests.workers.graphs.accumulate_worker import CASES
 
 COLLECTIVES = {
     "kept": [[2, 2]] * 3,
-    "gathered on": [[2, 4], [0, 4], [0, 4]],
+    "stay gathered": [[2, 4], [0, 4], [0, 4]],
     "gathered once": [[2, 2], [0, 2], [0, 2]],
     "reduced once": [[2, 2], [2, 2], [2, 4]],
     "once": [[2, 0], [0, 0], [0, 2]],

@@ -11,7 +11,7 @@ import torch
 from apsched.capture.fake_world import world
 from apsched.cli.main import main
 from apsched.errors import InputError
-from apsched.integrations.fsdp2 import read_solved
+from apsched.integrations.fsdp2 import apply_fsdp2, read_solved
 from apsched.integrations.fsdp2_accumulation import apply_fsdp2_micro_batches
 from tests.helpers.processes import WORKERS, Job, run_jobs
 from tests.workers.training.fsdp2_micro_batches_worker import CASES, NUM_MICRO_BATCHES
@@ -111,8 +111,8 @@ def test_a_directory_of_one_micro_batch_is_refused(tmp_path) -> None:
         apply_fsdp2_micro_batches(torch.nn.Linear(2, 2), tmp_path)
 
 
-def answer(folder: Path, lines: list[str]) -> Path:
-    (folder / "units.txt").write_text(UNITS)
+def answer(folder: Path, lines: list[str], units: str = UNITS) -> Path:
+    (folder / "units.txt").write_text(units)
     (folder / "chosen.txt").write_text("\n".join(lines))
     words = "solve llama3-debug --mesh fsdp=2 --seq 32 --layers 3 --accumulate 2 --budget 0"
     files = ["--keep", f"{folder}/chosen.txt", "--buckets", f"{folder}/units.txt"]
@@ -158,3 +158,22 @@ def test_settings_of_each_micro_batch(tmp_path: Path) -> None:
         assert switches == [{"layers.1": (False, True), "layers.2": (True, False)}, {}]
         with pytest.raises(InputError, match="a micro-batch from 0 to 1, found 2"):
             step.begin(2)
+
+
+def test_a_root_with_embedding_and_output_may_stay_gathered(tmp_path: Path) -> None:
+    """Backward gathers norm and output again, and not the embedding."""
+    names = ["norm.weight", "output.weight", "tok_embeddings.weight"]
+    entries = [f"{name} @next" for name in names]
+    units = "layers.[0-9]+\nnorm+output+tok_embeddings\n"
+    folder = answer(tmp_path, entries, units)
+    with world(2):
+        step = apply_fsdp2_micro_batches(eager_model(2, root_has_all=True), folder)
+    first, last = ({one.name: one for one in s.units}["(root)"] for s in step.settings)
+    assert first.reshard_after_forward is last.reshard_after_forward is True
+    assert (first.reshard_after_backward, last.reshard_after_backward) == (False, True)
+
+
+def test_settings_of_one_micro_batch_are_refused(tmp_path: Path) -> None:
+    folder = answer(tmp_path, [r"layers\.1\..* @next"])
+    with world(2), pytest.raises(InputError, match="call apply_fsdp2_micro_batches"):
+        apply_fsdp2(eager_model(2), folder)

@@ -2,14 +2,21 @@
 steps.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
 import pytest
+import torch
 
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError, SelfCheckError
+from apsched.fx.accumulate import reductions
+from apsched.fx.collectives import is_collective
+from apsched.fx.graph_copies import copied
+from apsched.fx.keep import outputs_of
 from apsched.names import NEXT, SUM, in_node, marked
+from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.solve_graph import SolveRequest
 from apsched.problem.problem import Problem
 from apsched.progress import Progress
@@ -17,7 +24,7 @@ from apsched.quantities import MemoryCap
 from apsched.schedule.verify import verify
 from apsched.solver.bounds.accumulation import AccumulationBound
 from apsched.solver.bounds.step_time import TimeBound
-from apsched.whole_step.accumulation import Accumulation
+from apsched.whole_step.accumulation import Accumulation, held_in
 from apsched.whole_step.accumulation_search import AccumulationAnswer, solve_accumulation
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.keep_request import keep_request
@@ -170,14 +177,6 @@ def test_never_slower_than_a_choice_of_people_that_fits() -> None:
         assert answer.bound.ticks <= answer.best.step_ticks <= min(fitting)
         assert most.best.step_ticks <= answer.best.step_ticks
         assert answer.best.peak_bytes <= floor + room
-        print(
-            room,
-            answer.best.step_ticks,
-            min(fitting),
-            most.best.step_ticks,
-            answer.gap,
-            sorted(answer.best.kept),
-        )
 
 
 def test_a_bound_above_the_step_time_is_an_error(monkeypatch) -> None:
@@ -202,7 +201,7 @@ def test_stated_entries() -> None:
         chosen("other @next")
     with pytest.raises(InputError, match=r"a gradient that backward reduces"):
         chosen("other @sum")
-    with pytest.raises(InputError, match=r"with --accumulate, \(such as weights.0\)"):
+    with pytest.raises(InputError, match=r"with --accumulate, \(there are none\)"):
         solve_choice(accumulation.step, keep_request(["weights.0 @sum"]))
 
 
@@ -241,3 +240,50 @@ def test_nothing_to_share() -> None:
 def without_modules(problem: Problem) -> Problem:
     """Return ``problem`` without the names of parameters on its collectives."""
     return replace(problem, collectives=tuple(replace(c, module="") for c in problem.collectives))
+
+
+def loaded(**options: object) -> tuple[LoadedGraph, ...]:
+    return loaded_layers(captured_layers((32, 64, 128), **options), SLOW)
+
+
+def step_of(graphs: Sequence[LoadedGraph]) -> Step:
+    request = SolveRequest(memory_cap=MemoryCap(size_bytes=None), options=SolveOptions(budget=0.0))
+    return Step.of(graphs, request, Progress(quiet=True))
+
+
+def test_gradients_that_cannot_be_added_before_their_reduction_take_memory() -> None:
+    """A penalty on the shard: the gradient is a sum of a reduced and a local one."""
+    accumulation = Accumulation.of(step_of(loaded(penalty=True)), 2)
+    every = sum(WHOLE_BYTES.values()) // 4
+    assert accumulation.sums == {}
+    assert accumulation.other_gradient_bytes == every
+    (pair,) = accumulation.solve(Choice()).pairs
+    assert pair.beside_bytes == (every, every)
+    assert Accumulation.of(step_of(loaded()), 2).other_gradient_bytes == 0
+
+
+def test_a_part_of_a_node_does_not_stay_gathered_beside_the_whole() -> None:
+    graphs = loaded_layers(
+        captured_layers((32, 64, 128), cast=torch.bfloat16), SLOW, ranks_per_node=2
+    )
+    step = step_of(graphs)
+    under = step.under(Choice([in_node(NAMES[0])]))
+    (value,) = held_in(under)[NAMES[0]]
+    assert value.size_bytes == WHOLE_BYTES[NAMES[0]] // 2
+    assert value.backward is not None
+    assert value.backward.endswith("_whole")
+
+
+def test_a_reduced_gradient_that_has_another_reader_is_left_out() -> None:
+    captured = loaded()[1].captured
+    assert captured is not None
+    module = copied(captured.module)
+    every = {n.name for n in module.graph.nodes if is_collective(n)}
+    assert len(reductions(module, every)) == 2
+    output = module.graph.output_node()
+    gradient = next(value for value in outputs_of(module.graph) if value is not None)
+    with module.graph.inserting_before(output):
+        norm = module.graph.call_function(torch.ops.aten.sum.default, (gradient,))
+    norm.meta = {"val": torch.ops.aten.sum.default(gradient.meta["val"])}
+    output.args = ((*outputs_of(module.graph), norm),)
+    assert len(reductions(module, every)) == 1

@@ -41,11 +41,16 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.progress import Progress
     from apsched.report.summary import print_files
     from apsched.report.table import console, print_json
-    from apsched.whole_step.keep_request import AUTO, keep_request, kept_in_joint_graph
+    from apsched.whole_step.keep_request import (
+        AUTO,
+        keep_request,
+        kept_in_joint_graph,
+        of_one_micro_batch,
+    )
     from apsched.whole_step.solve import graphs_with
 
     where = source_request(args), cost_choice(args), direction(args)
-    keep = keep_request(args.keep)
+    keep = of_one_micro_batch(keep_request(args.keep), "--keep")
     if keep.mode == AUTO:
         raise InputError(
             "--keep: expected the file of kept parameters (kept.txt, next to the schedules), all or"

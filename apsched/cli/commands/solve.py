@@ -277,11 +277,13 @@ def _num_micro_batches(args: argparse.Namespace, which: str) -> int:
         return 0
     if args.keep == NONE:
         raise InputError(
-            "--accumulate: expected the choice of the parameters that micro-batches share, found"
-            " --keep none; choose --keep auto, --keep all or --keep with a file"
+            "--accumulate: expected a choice of the parameters that micro-batches share, found"
+            " --keep none (the default); choose --keep auto, --keep all or --keep with a file"
         )
     if args.frontier is not None:
-        raise InputError("--accumulate: it has no --frontier; state --memory-cap instead")
+        raise InputError(
+            "--accumulate cannot be combined with --frontier; state --memory-cap instead"
+        )
     if which != "both":
         raise InputError(
             f"--accumulate: expected forward and backward apart, found --direction {which}; choose"

@@ -68,7 +68,7 @@ def print_accumulation(answer: AccumulationAnswer, rate: StepRate | None, stream
     """Print the choices that people make beside the one found, and the step."""
     out = console(stream)
     if answer.baselines:
-        figures = ("kept", "gathered on", "reduced once", "step ms", "peak memory")
+        figures = ("kept", "stay gathered", "reduced once", "step ms", "peak memory")
         table = plain_table("choice", *figures, "fits", right=figures)
         for name, solved in (*answer.baselines.items(), ("apsched", answer.best)):
             table.add_row(name, *_cells(solved))
@@ -125,8 +125,8 @@ def no_choice_fits(answer: AccumulationAnswer) -> str:
     )
     return (
         f"step of {answer.num_micro_batches} micro-batches: expected a memory cap of at least"
-        f" {show_bytes(least)}, which the graphs and the gradients of micro-batches before are"
-        f" known to fit, found {show_bytes(answer.cap_bytes)}; try --memory-cap {least}"
+        f" {show_bytes(least)}, found {show_bytes(answer.cap_bytes)}. The graphs and the gradients"
+        f" of micro-batches before fit these bytes; try --memory-cap {least}"
     )
 
 

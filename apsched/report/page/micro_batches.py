@@ -79,5 +79,13 @@ def _choices(step: Mapping[str, Any]) -> str:
         )
         for name, one in (*step["baselines"].items(), ("apsched", step))
     ]
-    head = ("choice", "kept", "gathered on", "reduced once", "step", "peak memory", "fits the cap")
+    head = (
+        "choice",
+        "kept",
+        "stay gathered",
+        "reduced once",
+        "step",
+        "peak memory",
+        "fits the cap",
+    )
     return f"<h3>Choices</h3>\n<div class=wide>{table(head, rows, best=len(rows) - 1)}</div>"

@@ -17,7 +17,7 @@ _AXES = {"keep": "fsdp", "micro_batches": "tp", "accumulate": "fsdp"}
 _HEADINGS = {
     "keep": ("kept", "parameters"),
     "micro_batches": ("micro-batches",),
-    "accumulate": ("choice", "kept", "gathered on", "reduced once"),
+    "accumulate": ("choice", "kept", "stay gathered", "reduced once"),
 }
 _COUNTS = {
     "keep": ("num_kept",),

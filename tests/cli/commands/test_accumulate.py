@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import apsched
 from apsched.artifacts.solved_run import load_run
 from apsched.cli.main import main
+from apsched.errors import InputError
 from apsched.quantities import show_us
 from apsched.report.page import report_page
 from tests.conftest import Run
@@ -82,7 +84,10 @@ def test_the_page_has_the_micro_batches_and_no_code_that_cannot_apply(
     [
         (("--accumulate", "1", "--keep", "auto"), "--accumulate: expected"),
         (("--accumulate", "2"), "choose --keep auto, --keep all or --keep with a file"),
-        (("--accumulate", "2", "--keep", "auto", "--frontier", "3"), "it has no --frontier"),
+        (
+            ("--accumulate", "2", "--keep", "auto", "--frontier", "3"),
+            "cannot be combined with --frontier",
+        ),
         (("--accumulate", "2", "--keep", "all", "--direction", "backward"), "--direction both"),
     ],
 )
@@ -100,3 +105,13 @@ def test_too_little_memory_names_a_cap_that_fits(run: Run) -> None:
     (cap,) = re.findall(r"try --memory-cap (\d+)", ran.stderr)
     assert run(*words, str(int(cap) - 512)).code == 1
     assert run(*words, cap).code == 0
+
+
+def test_replays_of_one_micro_batch_refuse_the_choice(run: Run, report: tuple[Path, str]) -> None:
+    folder, _ = report
+    schedule, kept = folder / "backward.schedule.json", folder / "kept.txt"
+    ran = run("apply", *SOURCE[1:], "--keep", str(kept), str(schedule))
+    assert ran.code == 2
+    assert "an entry of a step of several micro-batches" in ran.stderr
+    with pytest.raises(InputError, match="apply_fsdp2_micro_batches"):
+        apsched.backend(keep=kept)

@@ -32,7 +32,7 @@ WIDTHS, TOKENS, NUM_MICRO_BATCHES = (32, 64, 128), 16, 3
 NAMES = ("weights.0", "weights.1")
 CASES: dict[str, tuple[Sequence[str], Sequence[str], Sequence[str]]] = {
     "kept": (NAMES, (), ()),
-    "gathered on": ((), NAMES, ()),
+    "stay gathered": ((), NAMES, ()),
     "gathered once": (NAMES, NAMES, ()),
     "reduced once": ((), (), NAMES),
     "once": (NAMES, NAMES, NAMES),

@@ -66,9 +66,16 @@ def built_model(world_size: int, *, reshard_after_forward: bool = True) -> Built
     )
 
 
-def eager_model(world_size: int, node_size: int = 0, units: tuple[str, ...] = ()) -> Llama:
+def eager_model(
+    world_size: int,
+    node_size: int = 0,
+    units: tuple[str, ...] = (),
+    *,
+    root_has_all: bool = False,
+) -> Llama:
     """Return the model of :func:`built_model` under ``fully_shard``: each block, norm with output,
-    the root with the embedding. The blocks ``units`` are resharded to ``node_size`` process ranks.
+    the root with the embedding, or with ``root_has_all`` with all of these. The blocks ``units``
+    are resharded to ``node_size`` process ranks.
     """
     config = PRESETS["llama3-debug"]
     with torch.device("meta"):
@@ -92,7 +99,8 @@ def eager_model(world_size: int, node_size: int = 0, units: tuple[str, ...] = ()
     for k, block in enumerate(model.layers):
         resharded = node_size and f"layers.{k}" in units
         fully_shard(block, reshard_after_forward=node_size if resharded else None)
-    fully_shard([model.norm, model.output])
+    if not root_has_all:
+        fully_shard([model.norm, model.output])
     fully_shard(model)
     for unit in (child for child in model.modules() if isinstance(child, FSDPModule)):
         unit.set_gradient_divide_factor(1.0)
