@@ -130,7 +130,7 @@ def test_a_part_that_is_made_again_leaves_the_others(tmp_path, capsys, monkeypat
     tried[0] = Check(name="a run", passed=False, says="1 failed", seconds=1.5)
     assert main(["--parts", "checks", "-o", str(tmp_path)]) == 1
     assert main(["--parts", "all", "-o", str(tmp_path)]) == 2
-    known = "network, keep, micro_batches, device, checks"
+    known = "network, keep, micro_batches, accumulate, device, checks"
     assert f"--parts: expected some of {known}, found 'all'" in capsys.readouterr().err
 
 
