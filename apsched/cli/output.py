@@ -47,9 +47,11 @@ def refuse_infeasible(
     stdout: TextIO,
     as_json: bool,
     trials: "Sequence[Trial]" = (),
+    of_step: str = "",
 ) -> None:
     """Raise ``InfeasibleError`` where a graph has no schedule, with the caps, the least values
-    that fit, the nodes that need them, and the other options that were tried.
+    that fit, the nodes that need them, and the other options that were tried; or with the message
+    ``of_step``, if the graphs are parts of a step.
     """
     from dataclasses import asdict
 
@@ -64,5 +66,7 @@ def refuse_infeasible(
     if as_json:
         tried = {"tried": [{**asdict(t), "fits": t.fits} for t in trials]} if trials else {}
         print_json(stdout, **report_json(source, cluster, results), **tried)
+    if of_step:
+        raise InfeasibleError(of_step)
     hint = memory_hint(results, trials)
     raise InfeasibleError("; ".join([*hint, *map(explain_infeasible, without)]))

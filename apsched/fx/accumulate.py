@@ -219,16 +219,12 @@ def _way_up(output: Node) -> list[Node]:
     """
     way: list[Node] = []
     node, reader = output, output.graph.output_node()
-    while (serves_alone(node) or _is_linear(node)) and set(node.users) == {reader}:
+    while (serves_alone(node) or is_scaling(node)) and set(node.users) == {reader}:
         way.append(node)
         if len(node.all_input_nodes) != 1:
             break
         node, reader = node.all_input_nodes[0], node
     return way
-
-
-def _is_linear(node: Node) -> bool:
-    return is_scaling(node) and sum(isinstance(arg, Node) for arg in node.args) == 1
 
 
 def _above(value: Node, chain: Mapping[Node, Node]) -> list[Node]:

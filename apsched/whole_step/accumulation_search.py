@@ -16,6 +16,7 @@ from apsched.problem.problem import Problem
 from apsched.solver.bounds.accumulation import (
     HELD,
     KEPT,
+    KINDS,
     SUMMED,
     AccumulationBound,
     Unit,
@@ -170,7 +171,7 @@ class _Search:
         found = [
             {
                 kind: frozenset(u for u, kinds in enumerate(chosen) if kind in kinds)
-                for kind in (KEPT, SHARED, HELD, SUMMED)
+                for kind in KINDS
             }
             for chosen in product(*options)
         ]
@@ -283,7 +284,7 @@ class _Search:
     def _all(self) -> dict[str, frozenset[int]]:
         return {
             kind: frozenset(u for u, unit in enumerate(self._units) if kind in unit.least_bytes)
-            for kind in (KEPT, SHARED, HELD, SUMMED)
+            for kind in KINDS
         }
 
     def _least_prices(self) -> tuple[dict[str, int], dict[str, int]]:
@@ -407,7 +408,7 @@ def _alike(names: list[str], problems: Iterable[Problem]) -> list[list[str]]:
 
 
 def _full(units: Mapping[str, frozenset[int]]) -> Units:
-    return {kind: units.get(kind, frozenset()) for kind in (KEPT, SHARED, HELD, SUMMED)}
+    return {kind: units.get(kind, frozenset()) for kind in KINDS}
 
 
 _NEVER = float("inf")

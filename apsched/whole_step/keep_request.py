@@ -25,8 +25,10 @@ _WHICH = {
         "forward and backward both gather, over several nodes with several of their process ranks"
         " on each,"
     ),
-    NEXT: "forward gathers, in a step with --accumulate,",
-    SUM: "have a gradient that backward reduces, in a step with --accumulate,",
+    NEXT: "forward gathers, in a step of several micro-batches (accumulate),",
+    SUM: (
+        "have a gradient that backward reduces, in a step of several micro-batches (accumulate),"
+    ),
 }
 _ONE_GRAPH = "one graph has all micro-batches"
 _NOT_JOINT = {

@@ -199,7 +199,8 @@ def pair_of(graphs: Iterable[LoadedGraph], label: str = "keep") -> Graphs:
     if [direction_named(g.problem.name) for g in graphs] != ["forward", "backward"]:
         raise InputError(
             f"{label}: expected one forward and one backward graph, found"
-            f" {', '.join(g.problem.name for g in graphs)}; leave out --keep and --accumulate"
+            f" {', '.join(g.problem.name for g in graphs)}; solve them one by one, without keep and"
+            " accumulate"
         )
     if any(graph.captured is None for graph in graphs):
         raise InputError(

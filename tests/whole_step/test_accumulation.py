@@ -197,11 +197,11 @@ def test_stated_entries() -> None:
     assert chosen(r"weights\..*", "weights.0 @next") == {*NAMES, "weights.0 @next"}
     every = solve_accumulation(accumulation, keep_request("all")).best.kept
     assert every == {*NAMES, *(marked(n, mark) for n in NAMES for mark in (NEXT, SUM))}
-    with pytest.raises(InputError, match=r"forward gathers, in a step with --accumulate,"):
+    with pytest.raises(InputError, match=r"forward gathers, in a step of several micro-batches"):
         chosen("other @next")
     with pytest.raises(InputError, match=r"a gradient that backward reduces"):
         chosen("other @sum")
-    with pytest.raises(InputError, match=r"with --accumulate, \(there are none\)"):
+    with pytest.raises(InputError, match=r"\(accumulate\), \(there are none\)"):
         solve_choice(accumulation.step, keep_request(["weights.0 @sum"]))
 
 

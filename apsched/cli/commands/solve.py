@@ -115,14 +115,14 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         graphs, results = solved.graphs, list(solved.results)
         if any(result.best is None for result in results):
             opened.close()  # its process groups end, before others are captured
-            solved.refuse_micro_batches()
             refuse_infeasible(
                 results,
                 source=args.source,
                 cluster=source.cluster,
                 stdout=stdout,
                 as_json=args.json,
-                trials=what_fits(*where, request, results, progress),
+                trials=() if num_micro_batches else what_fits(*where, request, results, progress),
+                of_step=solved.no_choice_fits,
             )
         if args.inductor:
             results = [
@@ -164,13 +164,12 @@ class _Solved:
     step: "StepAnswer | None" = None
     micro_batches: "AccumulationAnswer | None" = None
 
-    def refuse_micro_batches(self) -> None:
-        """Raise ``InfeasibleError`` for a step of several micro-batches that does not fit."""
-        from apsched.errors import InfeasibleError
+    @property
+    def no_choice_fits(self) -> str:
+        """The message for a step of several micro-batches that does not fit; else empty."""
         from apsched.report.answer.accumulation import no_choice_fits
 
-        if self.micro_batches is not None:
-            raise InfeasibleError(no_choice_fits(self.micro_batches))
+        return "" if self.micro_batches is None else no_choice_fits(self.micro_batches)
 
     def add_to(
         self,

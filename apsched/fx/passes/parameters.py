@@ -50,7 +50,9 @@ def is_scaling(node: Node) -> bool:
     over process ranks.
     """
     return (
-        node.op == "call_function" and node.target in _SCALINGS and len(node.all_input_nodes) == 1
+        node.op == "call_function"
+        and node.target in _SCALINGS
+        and sum(isinstance(arg, Node) for arg in node.args) == 1  # a square has the same one twice
     )
 
 

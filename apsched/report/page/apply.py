@@ -85,7 +85,9 @@ def _fsdp2(graphs: Sequence[SolvedGraph]) -> str:
         f"step = apply_fsdp2_micro_batches(model, {folder!r})\n"
         "for k, batch in enumerate(batches):\n"
         "    step.begin(k)\n"
-        "    model(*batch).backward()"
+        "    model(*batch).backward()\n"
+        "optimizer.step()\n"
+        "optimizer.zero_grad()"
     )
 
 

@@ -100,8 +100,9 @@ def test_requests_that_cannot_be(run: Run, words: tuple[str, ...], message: str)
 
 def test_too_little_memory_names_a_cap_that_fits(run: Run) -> None:
     words = [*SOURCE, *FAST, "--keep", "all", "--accumulate", "2", "--memory-cap"]
-    ran = run(*words, "1KiB")
+    ran = run(*words, "1KiB", "--json")
     assert ran.code == 1
+    assert json.loads(ran.stdout)["graphs"][0]["infeasibility"]
     (cap,) = re.findall(r"try --memory-cap (\d+)", ran.stderr)
     assert run(*words, str(int(cap) - 512)).code == 1
     assert run(*words, cap).code == 0
