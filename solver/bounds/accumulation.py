@@ -22,7 +22,7 @@ and between forward and backward:
     (G1)  min B(f) + (n - 1) (t_F + t_B) + t_L
     (G2)  t_p >= B(p with as few collectives as any choice has)
     (G3)  t_p >= compute_p [r = 0] + sum_c (a_c alone_rc + (x_c - a_c) shared_rc)    every r
-    (G4)  0 <= a_c <= x_c,    k_u + e_u <= 1
+    (G4)  0 <= a_c <= x_c, so that k_u + e_u <= 1
     (G5)  sum_u h_u held_u + sums <= M_F,    sum_u (k_u kept_u + e_u part_u) + sums <= M_B
           sums = sum_u (s_u sum_u + (1 - s_u) reduced_u), the gradients of micro-batches before
 
@@ -204,8 +204,6 @@ class AccumulationBound:
             for kind, variables in shares.items():
                 for u, variable in enumerate(variables):
                     variable.SetBounds(*(2 * [float(u in chosen[kind])]))
-        for kept, in_node in zip(shares[KEPT], shares[IN_NODE], strict=True):
-            solver.Add(kept + in_node <= 1)
         if chosen is None:
             self._add_memory(solver, shares, spare_bytes)
         times = []

@@ -19,6 +19,7 @@ from apsched.names import NEXT, SUM, in_node, marked
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.solve_graph import SolveRequest
 from apsched.problem.problem import Problem
+from apsched.problem.second_group import second_groups
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.schedule.verify import verify
@@ -42,6 +43,8 @@ NAMES = ("weights.0", "weights.1")
 WHOLE_BYTES = {"weights.0": 4 * 32 * 64, "weights.1": 4 * 64 * 128}
 SLOW, FAST = FlatPrices(bytes_per_us=150.0), FlatPrices(bytes_per_us=4000.0)
 LATE = FlatPrices(bytes_per_us=2000.0, latency_us=40.0)
+LATER = FlatPrices(bytes_per_us=150.0, latency_us=8.0)
+"""A second group hides so much latency that the step is faster than the bound on one group."""
 
 
 def accumulation_of(
@@ -169,7 +172,7 @@ def test_never_slower_than_a_choice_of_people_that_fits() -> None:
     most = answer_of(free)
     assert most.best is most.baselines["once"]
     floor = floor_bytes(free)
-    for room in (0, 30_000, 90_000):
+    for room in (30_000, 90_000):
         capped = replace(request, memory_cap=MemoryCap(size_bytes=floor + room))
         accumulation = Accumulation.of(Step.of(graphs, capped, Progress(quiet=True)), 4)
         answer = answer_of(accumulation)
@@ -177,6 +180,8 @@ def test_never_slower_than_a_choice_of_people_that_fits() -> None:
         assert answer.bound.ticks <= answer.best.step_ticks <= min(fitting)
         assert most.best.step_ticks <= answer.best.step_ticks
         assert answer.best.peak_bytes <= floor + room
+        more = (accumulation.solve(answer.best.kept | {entry}) for entry in accumulation.entries)
+        assert all(one.step_ticks >= answer.best.step_ticks for one in more if one.fits)
 
 
 def test_a_bound_above_the_step_time_is_an_error(monkeypatch) -> None:
@@ -206,18 +211,24 @@ def test_stated_entries() -> None:
 
 
 def test_gathers_on_second_groups_are_not_faster_than_the_bound() -> None:
-    """With gathers on a stream of their own, the bound of one stream would not hold."""
+    """With gathers on a stream of their own, the bound of one stream does not hold."""
     request = SolveRequest(
         caps=Caps(max_compute_move=0),
         memory_cap=MemoryCap(size_bytes=None),
         options=SolveOptions(time_slack=0.0, budget=0.0),
         second_group=True,
     )
-    graphs = loaded_layers(CAPTURE, SLOW)
-    accumulation = Accumulation.of(Step.of(graphs, request, Progress(quiet=True)), 2)
+    nothing_shared = [
+        replace(graph, problem=without_modules(graph.problem))
+        for graph in loaded_layers(captured_layers((64,) * 6), LATER)
+    ]
+    unnamed = [
+        replace(g, captured=replace(g.captured, kept_inputs=frozenset())) for g in nothing_shared
+    ]
+    accumulation = Accumulation.of(Step.of(unnamed, request, Progress(quiet=True)), 2)
     answer = answer_of(accumulation)
-    solved = [accumulation.solve(choice) for choice in every_choice(accumulation)[::5]]
-    assert answer.bound.ticks <= answer.best.step_ticks <= min(one.step_ticks for one in solved)
+    assert second_groups(answer.best.results[1].problem)
+    assert answer.bound.ticks <= answer.best.step_ticks
 
 
 def test_nothing_to_share() -> None:
