@@ -7,17 +7,13 @@ Writes a table, after each case again, and the same figures as JSON beside it. `
 a small model in under a minute.
 """
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-from apsched.atomic_files import write_atomic
 from apsched.report.answer.kept_words import kept_count
 from benchmarks.accumulate.cases import GRID, SMOKE, Row, measured
-from benchmarks.common.choices import beaten
+from benchmarks.common.choices import figure, run, write_table
 
 _HEAD = (
     "# Micro-batches in a row\n\n`python -m benchmarks.accumulate`: step times and peaks of the"
@@ -29,33 +25,17 @@ _HEAD = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status: 1 where a choice that people make is faster."""
-    parser = argparse.ArgumentParser(prog="benchmarks.accumulate", description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="a small model alone")
-    parser.add_argument("-o", "--out", type=Path, help="table to write (default: none)")
-    parser.add_argument("--case", type=int, help="one case of the grid, by number from 0")
-    args = parser.parse_args(arguments)
-    cases = SMOKE if args.smoke else GRID
-    rows: list[Row] = []
-    for case in cases if args.case is None else cases[args.case : args.case + 1]:
-        for row in measured(case):
-            rows.append(row)
-            print(_line(row), file=sys.stderr, flush=True)
-        if args.out is not None:
-            write(args.out, rows)
-    return 1 if beaten(rows) else 0
+    return run(
+        arguments, "benchmarks.accumulate", __doc__ or "", (GRID, SMOKE), measured, write, _line
+    )
 
 
 def write(out: Path, rows: Sequence[Row]) -> None:
     """Write the table to ``out``, and its figures to the ``.json`` beside it."""
-    write_atomic(out, (_HEAD + "".join(f"{_line(row)}\n" for row in rows)).encode())
-    figures = json.dumps([asdict(row) for row in rows], indent=1)
-    write_atomic(out.with_suffix(".json"), f"{figures}\n".encode())
+    write_table(out, _HEAD, rows, _line)
 
 
 def _line(row: Row) -> str:
-    def figure(value: float | None, form: str) -> str:
-        return "" if value is None else format(value, form)
-
     cells = (
         row.case,
         row.cap,
