@@ -10,6 +10,7 @@ namespaces. When the body of ``with`` ends, with or without an error, the namesp
 processes in them are removed; where the process is killed, a guard that it started removes them.
 """
 
+import itertools
 import os
 import shutil
 import signal
@@ -47,6 +48,7 @@ class SlowNetwork:
         prefix = f"apsched-{os.getpid()}"
         self.namespaces = tuple(f"{prefix}-{rank}" for rank in range(num_ranks))
         self._switch = f"{prefix}-switch"
+        self._queues = itertools.count(1)  # a handle of its own makes a queue a new one
         self._guard: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -97,7 +99,10 @@ class SlowNetwork:
         )
 
     def set_rate(self, rank: int, megabits_per_s: float) -> None:
-        """Change the rate of one rank's link, both ways."""
+        """Change the rate of one rank's link, both ways. Packets that wait in its queue are lost,
+        and TCP sends them again: a queue that is changed in place keeps them, and never passes one
+        that is larger than the new burst (``tbf_dequeue`` of Linux).
+        """
         for name, interface in ((self.namespaces[rank], "eth0"), (self._switch, f"port{rank}")):
             _run(
                 "ip",
@@ -110,6 +115,8 @@ class SlowNetwork:
                 "dev",
                 interface,
                 "root",
+                "handle",
+                f"{next(self._queues):x}:",
                 *_tbf(megabits_per_s),
             )
 

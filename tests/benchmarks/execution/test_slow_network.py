@@ -67,6 +67,27 @@ else:
     print(json.dumps(seconds))
 """
 
+MANY = """
+import pathlib, socket, sys, time
+rank, number, size_bytes = int(sys.argv[1]), 200, 12_000
+if rank == 0:
+    server = socket.create_server(("10.203.0.1", 5000), backlog=number)
+    connections = [server.accept()[0] for _ in range(number)]
+    for connection in connections:
+        assert len(connection.recv(size_bytes, socket.MSG_WAITALL)) == size_bytes
+else:
+    connections = []
+    while len(connections) < number:
+        try:
+            connections.append(socket.create_connection(("10.203.0.1", 5000), timeout=60))
+        except OSError:
+            time.sleep(0.1)
+    for connection in connections:
+        connection.sendall(bytes(size_bytes))
+    pathlib.Path(sys.argv[2]).touch()
+    time.sleep(600)
+"""
+
 
 def namespaces() -> set[str]:
     return {
@@ -114,6 +135,28 @@ def test_an_idle_link_lets_nothing_through_for_nothing(tmp_path, megabits_per_s)
         assert [process.wait(200) for process in processes] == [0, 0]
     seconds = json.loads((tmp_path / "log").read_text())
     assert min(seconds) > 0.75 * 100_000 * 8e-6 / megabits_per_s  # more where the machine is busy
+
+
+def test_a_full_queue_gets_through_after_a_change_of_the_rate(tmp_path):
+    """Each of its packets is smaller than a burst of the old rate, and larger than one of the new
+    rate.
+    """
+    sent = tmp_path / "sent"
+    with SlowNetwork(2, 200) as network, (tmp_path / "log").open("w") as log:
+        receiver, sender = (
+            network.popen(
+                rank,
+                [sys.executable, "-c", MANY, str(rank), str(sent)],
+                log=log,
+                environment=dict(os.environ),
+            )
+            for rank in (0, 1)
+        )
+        while not sent.exists():
+            assert sender.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.001)
+        network.set_rate(1, 20)
+        assert receiver.wait(120) == 0, (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize("how", ["raise", "SIGINT", "SIGTERM", "SIGKILL"])
