@@ -102,7 +102,7 @@ def capture_module(
     graphs = [_captured("forward", forward, kept=forward.graph.find_nodes(op="placeholder"))]
     if backward is not None:
         graphs.append(
-            _captured("backward", backward, kept=_passed_through(forward.graph, backward.graph))
+            _captured("backward", backward, kept=passed_through(forward.graph, backward.graph))
         )
     used = {argument for graph in graphs for argument in _group_names(graph.module)}
     ranks = {name: ranks for name, ranks in sorted(process_group_names().items()) if name in used}
@@ -154,7 +154,7 @@ def _drop_opaque(module: GraphModule) -> None:
     module.recompile()
 
 
-def _passed_through(forward: torch.fx.Graph, backward: torch.fx.Graph) -> list[Node]:
+def passed_through(forward: torch.fx.Graph, backward: torch.fx.Graph) -> list[Node]:
     """Return the backward inputs that are forward inputs, or views of them: their memory is the
     caller's.
     """

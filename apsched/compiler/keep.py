@@ -5,12 +5,13 @@ the partitioner; and parameters resharded in their node, in the pair of graphs t
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
 from torch.fx import GraphModule
 
+from apsched.capture.captured import CapturedGraph
 from apsched.capture.graph_module import capture_graph
 from apsched.capture.keep import keep, keepable
 from apsched.compiler.ranks.agreement import GraphAgreement
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 Pair = tuple[GraphModule, GraphModule]
 """Forward and backward graph."""
+CapturedPair = tuple[CapturedGraph, CapturedGraph]
+"""Forward and backward graph, captured."""
 
 
 def chosen_parameters(
@@ -59,8 +62,28 @@ def chosen_parameters(
     if not any(is_collective(node) for node in joint.graph.nodes):
         return Choice()
 
+    def captured() -> CapturedPair:
+        forward, backward = again()
+        for module in (forward, backward):
+            name_parameters(module.graph, names)
+        return capture_graph(forward, name="forward"), capture_graph(backward, name="backward")
+
+    return fastest_choice(parameters, captured, settings, agreement)
+
+
+def fastest_choice(
+    parameters: Sequence[str],
+    again: Callable[[], CapturedPair],
+    settings: Settings,
+    agreement: GraphAgreement | None,
+) -> Choice:
+    """Return the best choice for the pair ``again``, which gathers every parameter again, solved as
+    one step. With ``agreement`` one process rank does so for all that have these ``parameters``;
+    the others do not call ``again``.
+    """
+
     def solved() -> bytes:
-        return json.dumps(sorted(_solved(again(), settings, names, agreement))).encode()
+        return json.dumps(sorted(_solved(again(), settings, agreement))).encode()
 
     if agreement is None:
         return Choice(json.loads(solved()))
@@ -101,23 +124,16 @@ def resharded(pair: Pair, names: Collection[str], settings: Settings) -> Pair:
     return first.module, second.module
 
 
-def _solved(
-    pair: Pair,
-    settings: Settings,
-    names: Mapping[int, str],
-    agreement: GraphAgreement | None,
-) -> Choice:
+def _solved(pair: CapturedPair, settings: Settings, agreement: GraphAgreement | None) -> Choice:
     """Return the best choice for two graphs with all gathered again; if no choice fits,
     those that rules of the plan keep.
     """
     progress = progress_of(settings)
     request = replace(settings.solve_request, bitwise_price=False, second_group=False)
     graphs: list[LoadedGraph] = []
-    for name, module in zip(("forward", "backward"), pair, strict=True):
-        name_parameters(module.graph, names)
-        captured = capture_graph(module, name=name)
-        captured = replace(captured, hints=settings.stated_hints)
-        groups = groups_of(module.graph, settings)
+    for one in pair:
+        captured = replace(one, hints=settings.stated_hints)
+        groups = groups_of(captured.module.graph, settings)
         graph, request = priced(captured, settings, groups, request, progress)
         graph = in_registered_order(graph, settings)
         graphs.append(replace(graph, problem=request.posed(graph.problem)[0]))

@@ -10,13 +10,16 @@
 
 The pipeline is TorchTitan's own but for one pass: a solved schedule of the joint forward and
 backward graph replaces the pass that buckets and prefetches by transformer block. Earlier passes
-decide which activations are saved, and whether parameters are gathered again.
+decide which activations are saved, and whether parameters are gathered again; with
+``register(keep=...)`` one more pass decides on parameters.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from os import PathLike
 from typing import Any
 
 import torch
@@ -26,25 +29,39 @@ from apsched.compiler.schedule_graph import schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
 from apsched.fx.graph_copies import copied
+from apsched.integrations.torchtitan_keep import PassFunction, apsched_keep_pass
+from apsched.problem.plan.apply import check_chooses_kept
+from apsched.problem.plan.plan_file import as_plan
 from apsched.torch_compat.compilers import describe_gradients
+from apsched.whole_step.keep_request import (
+    KeepRequest,
+    check_kept_whole,
+    keep_request,
+    plan_for,
+)
 
 logger = logging.getLogger(__name__)
 
 PIPELINE = "apsched"
 REPLACED = "joint_transformer_block_bucketing_reordering_pass"
 """The pass of TorchTitan's pipeline whose place is taken."""
+TAGS = "tag_with_memory_policy_pass"
+"""The pass of TorchTitan's pipeline that tags nodes which backward repeats."""
 
 _AFTERWARDS = ("schedule_fsdp_comms_to_dense_regions_pass", "ep_overlap_schedule_pass")
 """Passes behind it that order collectives themselves, in buckets as it makes them."""
 
 _GRAPH_TRAINER = "torchtitan.experiments.graph_trainer"
 
-PassFunction = Callable[..., GraphModule]
 
-
-def register(**settings: Any) -> None:
+def register(*, keep: str | PathLike[str] | Sequence[str] | None = None, **settings: Any) -> None:
     """Register the pipeline ``apsched`` with TorchTitan; ``settings`` are those of
     :class:`apsched.compiler.settings.Settings`.
+
+    ``keep`` are the parameters that are not gathered again in backward: ``"none"``, ``"all"``,
+    ``"auto"``, names or regular expressions, or a file of them, as for :func:`apsched.backend`. It
+    takes the place of ``--parallelism.fsdp_reshard_after_forward``; ``None`` leaves that in force.
+    Parameters of ``lm_head``, which TorchTitan never gathers again, stay as they are.
 
     With ``bitwise=True`` gradients are reduced in the buckets and payload order of eager FSDP2, as
     TorchTitan's own pass does it. A later call takes the place of an earlier one.
@@ -55,8 +72,14 @@ def register(**settings: Any) -> None:
         for a wrong setting, and without TorchTitan.
     """
     chosen = Settings.of(settings)
+    stated = None
+    if keep is not None:
+        stated = check_kept_whole(keep_request(keep, "keep"), "keep")
+        chosen = replace(chosen, plan=plan_for(as_plan(chosen.plan), stated))
+    check_chooses_kept(as_plan(chosen.plan))
     registry = _titan("registry")
-    registry.register_pass_pipeline(PIPELINE)(partial(apsched_pipeline, settings=chosen))
+    pipeline = partial(apsched_pipeline, settings=chosen, keep=stated)
+    registry.register_pass_pipeline(PIPELINE)(pipeline)
     registry.register_post_init_hook(PIPELINE)(partial(check_trainer, settings=chosen))
 
 
@@ -106,10 +129,15 @@ def _unscheduled(found: str, settings: Settings) -> None:
 
 
 def apsched_pipeline(
-    traced_result: Any, config: Any, *, parallel_dims: Any = None, settings: Settings | None = None
+    traced_result: Any,
+    config: Any,
+    *,
+    parallel_dims: Any = None,
+    settings: Settings | None = None,
+    keep: KeepRequest | None = None,
 ) -> list[PassFunction]:
     """Return TorchTitan's default passes for a traced step, with apsched's in the place of
-    :data:`REPLACED`.
+    :data:`REPLACED`; with ``keep`` also one behind :data:`TAGS`.
 
     ``InputError``, or with ``on_error="fallback"`` a warning and TorchTitan's passes, where a
     precompiled artifact is loaded: TorchTitan's own passes made it.
@@ -140,7 +168,20 @@ def apsched_pipeline(
         settings=settings,
         held=config.compile.inductor_compilation == "full",
     )
-    return [*passes[:place], scheduling, *passes[place + 1 :]]
+    if keep is None:
+        return [*passes[:place], scheduling, *passes[place + 1 :]]
+    tagged = names.index(TAGS) + 1 if TAGS in names[:place] else place
+    disabled = config.compile.disable_passes
+    between = passes[tagged:place]
+    keeping = partial(
+        apsched_keep_pass,
+        keep=keep,
+        names=partial(state_names, traced_result=traced_result),
+        gradients=partial(gradient_names, traced_result=traced_result),
+        until_scheduled=[one for one in between if pass_name(one) not in disabled],
+        settings=settings,
+    )
+    return [*passes[:tagged], keeping, *between, scheduling, *passes[place + 1 :]]
 
 
 def apsched_scheduling_pass(

@@ -90,13 +90,20 @@ def kept_in_joint_graph(
             f" with --direction both first, then state its {KEPT_FILE}: --direction joint --keep"
             f" {KEPT_FILE}"
         )
+    check_kept_whole(keep, "--keep", "choose --direction both, or drop that entry")
+    return KeepRequest(), keep.chosen
+
+
+def check_kept_whole(keep: KeepRequest, label: str, advice: str = "drop that entry") -> KeepRequest:
+    """Return ``keep``, a request for a joint graph; ``InputError`` where an entry of it has a
+    mark.
+    """
     if shared := next(filter(mark_of, keep.entries), None):
         raise InputError(
-            f"--keep: expected parameters that are kept whole with --direction joint, found"
-            f" {shared!r}: {_NOT_JOINT[mark_of(shared)]}; choose --direction both, or drop that"
-            " entry"
+            f"{label}: expected parameters that are kept whole in a joint graph, found {shared!r}:"
+            f" {_NOT_JOINT[mark_of(shared)]}; {advice}"
         )
-    return KeepRequest(), keep.chosen
+    return keep
 
 
 def _fits(entry: str, names: Sequence[str]) -> list[str]:

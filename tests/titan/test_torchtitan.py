@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import apsched
 from apsched.errors import InputError
@@ -18,6 +19,9 @@ pytest.importorskip("torchtitan", reason="needs the extra torchtitan")
 
 from apsched.compiler.settings import Settings
 from apsched.integrations import torchtitan as integration
+from apsched.integrations.torchtitan_keep import apsched_keep_pass
+from apsched.whole_step.keep_request import KeepRequest
+from tests.titan.titan_worker import CASES
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +47,25 @@ def test_losses_and_weights_are_those_of_the_untouched_graph(reports):
             assert report[case]["weights"] == report["untouched"]["weights"]
             assert report[case]["launches"] < report["untouched"]["launches"]
             assert report[case]["exact"] is True
+
+
+@pytest.mark.alone
+def test_kept_parameters_are_not_gathered_again_and_change_no_bit(reports):
+    """TorchTitan itself never gathers the parameters of ``lm_head`` again."""
+    for report in reports:
+        for case in CASES.keys() & report:
+            assert report[case]["losses"] == report["untouched"]["losses"], case
+            assert report[case]["weights"] == report["untouched"]["weights"], case
+            assert report[case]["exact"] is True
+        again = report["free"]["again"]
+        assert "layers.0.attention.wo.weight" in again
+        assert set(report["keep auto"]["again"]) < set(again)
+        if len(reports) == 2:
+            assert report["keep none"]["again"] == again
+            assert report["keep all"]["again"] == []
+            others = [name for name in again if "layers.1." not in name]
+            assert report["keep one block"]["again"] == others
+    assert len({tuple(report["keep auto"]["again"]) for report in reports}) == 1
 
 
 @pytest.mark.alone
@@ -88,7 +111,11 @@ def one(name: str):
 
 
 def pipeline_of(
-    monkeypatch, *names: str, on_error: str = "raise", **compile_config: object
+    monkeypatch,
+    *names: str,
+    on_error: str = "raise",
+    keep: KeepRequest | None = None,
+    **compile_config: object,
 ) -> list[str]:
     passes = [one(name) for name in names]
     monkeypatch.setattr(
@@ -97,11 +124,16 @@ def pipeline_of(
     )
     config = SimpleNamespace(
         compile=SimpleNamespace(
-            **{"precompile_artifact_dir": "", "inductor_compilation": "regional"} | compile_config
+            **{
+                "precompile_artifact_dir": "",
+                "inductor_compilation": "regional",
+                "disable_passes": [],
+            }
+            | compile_config
         )
     )
     settings = Settings(on_error=on_error)
-    found = integration.apsched_pipeline(None, config, settings=settings)
+    found = integration.apsched_pipeline(None, config, settings=settings, keep=keep)
     return [integration.pass_name(p) for p in found]
 
 
@@ -121,6 +153,31 @@ def test_one_pass_of_the_default_pipeline_is_replaced(monkeypatch):
         pipeline_of(monkeypatch, "a", "b")
     with pytest.raises(InputError, match=r"turn off --compile\.enable_fsdp_dense_region_overlap"):
         pipeline_of(monkeypatch, integration.REPLACED, "schedule_fsdp_comms_to_dense_regions_pass")
+
+
+def test_a_pass_behind_the_tags_decides_on_parameters(monkeypatch):
+    found = pipeline_of(
+        monkeypatch, "a", integration.TAGS, "b", integration.REPLACED, keep=KeepRequest(mode="all")
+    )
+    scheduling = "apsched_scheduling_pass"
+    assert found == ["a", integration.TAGS, "apsched_keep_pass", "b", scheduling]
+
+
+def test_wrong_requests_to_keep_are_refused():
+    with pytest.raises(InputError, match=r"kept whole in a joint graph, found 'a @node'"):
+        integration.register(keep=["a @node"])
+    with pytest.raises(InputError, match="keep: expected auto, none, all or a readable file"):
+        integration.register(keep="missing.txt")
+    gm = torch.fx.symbolic_trace(torch.nn.Identity())
+    with pytest.raises(InputError, match="leave tag_with_memory_policy_pass out of"):
+        apsched_keep_pass(
+            gm,
+            keep=KeepRequest(mode="all"),
+            names=lambda _: {},
+            gradients=lambda _: {},
+            until_scheduled=(),
+            settings=Settings(),
+        )
 
 
 @pytest.mark.parametrize(

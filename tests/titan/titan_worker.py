@@ -35,6 +35,17 @@ from apsched.fx.collectives import is_collective
 from apsched.integrations.torchtitan import register
 
 NUM_LAYERS, NUM_STEPS, SEQ_LEN = 2, 3, 32
+CASES = {
+    "free": {},
+    "bitwise": {"bitwise": True},
+    "keep none": {"keep": "none"},
+    "keep one block": {"keep": [r"layers\.1\..*"]},
+    "keep all": {"keep": "all"},
+    "keep auto": {"keep": "auto"},
+}
+"""Name -> settings of the pipeline."""
+ON_TWO = ("keep none", "keep one block", "keep all")
+"""Cases that run on two processes only."""
 
 
 def debug_config() -> Any:
@@ -144,7 +155,9 @@ def told(found: dict[str, Any]) -> dict[str, Any]:
     members = [
         [problem.collectives[c] for c in bucket.members] for bucket in result.best.schedule.buckets
     ]
+    gathered = [c for c in problem.collectives if problem.keys[c.key].kind == "all_gather"]
     return found | {
+        "again": sorted(c.module for c in gathered if c.direction == "backward"),
         "buckets": [[problem.keys[m[0].key].kind, [c.module for c in m]] for m in members],
         "named": all(c.module for c in problem.collectives),
         "directions": sorted(
@@ -161,8 +174,10 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=400)
     )
     report = {"untouched": told(trained(world_size, None))}
-    for name, bitwise in (("free", False), ("bitwise", True)):
-        register(budget=0.0, bitwise=bitwise)
+    for name, settings in CASES.items():
+        if world_size > 2 and name in ON_TWO:
+            continue
+        register(budget=0.0, **settings)
         report[name] = told(trained(world_size, "apsched"))
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()

@@ -63,14 +63,15 @@ def is_backward(node: Node) -> bool:
     )
 
 
-def gather_nodes(joint: torch.fx.Graph) -> dict[Node, str]:
+def gather_nodes(joint: torch.fx.Graph, names: Mapping[str, str] | None = None) -> dict[Node, str]:
     """Return node -> parameter, for every node between a parameter and its first uses, in either
-    direction.
+    direction. ``names`` has placeholder -> parameter; ``None``: as descriptors say.
     """
+    names = parameter_names(joint) if names is None else names
     owner: dict[Node, str] = {}
     for node in joint.nodes:
         if node.op == "placeholder":
-            name = parameter_behind(node.meta.get("desc"))
+            name = names.get(node.name)
             if name is not None:
                 owner[node] = name
         elif serves_alone(node):

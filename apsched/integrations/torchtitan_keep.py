@@ -1,0 +1,183 @@
+"""Parameters kept from forward to backward in TorchTitan's joint graph: tags for TorchTitan's pass
+that repeats nodes of forward in backward.
+
+For ``auto`` the graph in which every parameter is gathered again is cut in two at its first
+backward node, and both halves are solved as one step.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from apsched.capture.captured import CapturedGraph
+from apsched.capture.graph_module import capture_graph
+from apsched.capture.joint import passed_through
+from apsched.compiler.keep import CapturedPair, fastest_choice
+from apsched.compiler.ranks.agreement import GraphAgreement
+from apsched.compiler.schedule_captured import process_rank
+from apsched.compiler.schedule_graph import prepare_joint
+from apsched.compiler.settings import Settings
+from apsched.errors import InputError
+from apsched.fx.graph_copies import copied
+from apsched.fx.passes.parameters import gather_nodes, is_backward
+from apsched.torch_compat.compilers import describe_gradients
+from apsched.whole_step.choices import Choice
+from apsched.whole_step.keep_request import AUTO, KeepRequest
+
+logger = logging.getLogger(__name__)
+
+PassFunction = Callable[..., GraphModule]
+
+
+def apsched_keep_pass(
+    gm: GraphModule,
+    example_inputs: Any = None,
+    *,
+    keep: KeepRequest,
+    names: Callable[[GraphModule], Mapping[str, str]],
+    gradients: Callable[[GraphModule], Mapping[int, str]],
+    until_scheduled: Sequence[PassFunction],
+    settings: Settings,
+) -> GraphModule:
+    """Return ``gm`` with its gathers tagged as ``keep`` says; if that fails with
+    ``on_error="fallback"``, as TorchTitan tagged them.
+
+    ``names`` returns placeholder -> parameter, ``gradients`` output -> parameter.
+    ``until_scheduled`` are the passes that run between this one and the scheduling pass.
+    """
+    shards = names(gm)
+
+    def repeated() -> CapturedPair:
+        joint = copied(gm)
+        describe_gradients(joint.graph, gradients(gm))
+        tag_gathers(tagged_gathers(joint.graph, shards), ())
+        for one in until_scheduled:
+            joint = one(joint, example_inputs)
+        return halves(joint, shards)
+
+    def prepare(agreement: GraphAgreement | None) -> tuple[dict[str, list[Node]], Choice]:
+        gathers = tagged_gathers(gm.graph, shards)
+        if not gathers:
+            raise InputError(
+                "keep: expected forward nodes with a tag whether backward repeats them, found none;"
+                " leave tag_with_memory_policy_pass out of --compile.disable_passes"
+            )
+        if keep.mode != AUTO:
+            return gathers, keep.fitting(sorted(gathers))
+        pair = repeated()  # on every process rank: these passes may make process groups
+        return gathers, fastest_choice(sorted(gathers), lambda: pair, settings, agreement)
+
+    if (prepared := prepare_joint(gm, settings, prepare)) is not None:
+        gathers, chosen = prepared
+        tag_gathers(gathers, chosen)
+        if process_rank() == 0:
+            logger.info("%d of %d parameters are not gathered again", len(chosen), len(gathers))
+    return gm
+
+
+def tagged_gathers(graph: torch.fx.Graph, names: Mapping[str, str]) -> dict[str, list[Node]]:
+    """Return parameter -> the forward nodes between it and its first uses, of the parameters whose
+    nodes all have a tag; ``names`` has placeholder -> parameter.
+    """
+    found: dict[str, list[Node]] = {}
+    for node, name in gather_nodes(graph, names).items():
+        if not is_backward(node):
+            found.setdefault(name, []).append(node)
+    return {k: nodes for k, nodes in found.items() if all("recompute" in n.meta for n in nodes)}
+
+
+def tag_gathers(gathers: Mapping[str, list[Node]], kept: Collection[str]) -> None:
+    """Tag the nodes of ``gathers``: the parameters ``kept`` are not gathered again in backward, the
+    others are.
+    """
+    for name, nodes in gathers.items():
+        for node in nodes:
+            node.meta["recompute"] = (
+                CheckpointPolicy.MUST_SAVE if name in kept else CheckpointPolicy.MUST_RECOMPUTE
+            )
+
+
+def halves(joint: GraphModule, names: Mapping[str, str]) -> CapturedPair:
+    """Return ``joint`` in two: the nodes before its first backward node, and the rest. ``names``
+    has placeholder -> parameter.
+
+    Forward returns its outputs of ``joint``, then all that backward reads, which takes these values
+    as its inputs, under the same names.
+    """
+    calls = [node for node in joint.graph.nodes if node.op not in ("placeholder", "output")]
+    first = next((k for k, node in enumerate(calls) if is_backward(node)), len(calls))
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    early, late = [*placeholders, *calls[:first]], calls[first:]
+    before = set(early)
+    read = dict.fromkeys(
+        value for node in late for value in node.all_input_nodes if value in before
+    )
+    constants = [value for value in read if value.op == "get_attr"]
+    passed = [value for value in read if value.op != "get_attr"]
+    outputs = list(joint.graph.output_node().args[0])  # type: ignore[arg-type]
+    places = range(len(outputs))
+    forward = _half(
+        joint, early, [k for k in places if outputs[k] in before], extra=passed, inputs=()
+    )
+    backward = _half(
+        joint,
+        [*constants, *late],
+        [k for k in places if outputs[k] not in before],
+        extra=(),
+        inputs=passed,
+    )
+    kept = {node.name for node in placeholders}
+    return (
+        _captured("forward", forward, kept, names),
+        _captured(
+            "backward",
+            backward,
+            {node.name for node in passed_through(forward.graph, backward.graph)},
+            names,
+        ),
+    )
+
+
+def _half(
+    joint: GraphModule,
+    nodes: Collection[Node],
+    places: Collection[int],
+    *,
+    extra: Collection[Node],
+    inputs: Collection[Node],
+) -> GraphModule:
+    """Return ``nodes`` of ``joint`` as a module that takes ``inputs``, too; its outputs are those
+    of ``joint`` at ``places``, then ``extra``.
+    """
+    graph = torch.fx.Graph()
+    values: dict[Node, Node] = {}
+    for node in inputs:
+        values[node] = graph.placeholder(node.name)
+        values[node].meta = dict(node.meta)
+    for node in nodes:
+        values[node] = graph.node_copy(node, values.__getitem__)
+        values[node].meta = dict(node.meta)
+    old = joint.graph.output_node()
+    results = [old.args[0][k] for k in places] + list(extra)  # type: ignore[index]
+    output = graph.output(
+        tuple(values[value] if isinstance(value, Node) else value for value in results)
+    )
+    if (described := old.meta.get("desc")) is not None:
+        output.meta["desc"] = [described[k] for k in places] + [None for _ in extra]
+    return GraphModule(joint, graph)
+
+
+def _captured(
+    name: str, module: GraphModule, kept: Collection[str], names: Mapping[str, str]
+) -> CapturedGraph:
+    placeholders = {node.name for node in module.graph.find_nodes(op="placeholder")}
+    return capture_graph(
+        module,
+        name=name,
+        kept_inputs=placeholders.intersection(kept),
+        parameter_names={key: names[key] for key in names if key in placeholders},
+    )
