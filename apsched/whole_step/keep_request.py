@@ -78,20 +78,19 @@ def kept_in_joint_graph(
     keep: KeepRequest, direction: str
 ) -> tuple[KeepRequest, Callable[[Sequence[str]], Choice] | None]:
     """Return the open decision about graphs of ``direction``, and the function that chooses kept
-    parameters if forward and backward are captured as one graph.
-
-    ``InputError`` if that graph would have to be captured before the kept parameters are known.
+    parameters if forward and backward are captured as one graph. That needs a choice: ``keep`` is
+    not ``auto`` there.
     """
     if direction != "joint" or keep.mode == NONE:
         return keep, None
-    if keep.mode == AUTO:
-        raise InputError(
-            "--keep auto: expected forward and backward apart, found --direction joint; solve them"
-            f" with --direction both first, then state its {KEPT_FILE}: --direction joint --keep"
-            f" {KEPT_FILE}"
-        )
     check_kept_whole(keep, "--keep", "choose --direction both, or drop that entry")
     return KeepRequest(), keep.chosen
+
+
+def stated_choice(choice: Choice) -> KeepRequest:
+    """Return the request for just this ``choice``."""
+    entries = tuple(map(re.escape, sorted(choice)))
+    return KeepRequest(mode="names", entries=entries) if entries else KeepRequest()
 
 
 def check_kept_whole(keep: KeepRequest, label: str, advice: str = "drop that entry") -> KeepRequest:

@@ -108,11 +108,23 @@ def test_parameters_that_are_kept_are_gathered_once(run: Run, tmp_path: Path) ->
     assert one["num_collectives"] == again["num_collectives"] - 1
 
 
-def test_what_is_kept_must_be_known_before_one_graph_is_made(run: Run) -> None:
-    ran = run("solve", *SOURCE, "--direction", "joint", "--keep", "auto")
-    assert ran.code == 2
-    (error,) = ran.errors
-    assert "--direction joint --keep kept.txt" in error
+def test_the_choice_is_that_of_both_graphs_apart(run: Run, tmp_path: Path) -> None:
+    """Under a cap that does not hold all parameters; the joint graph gathers the others again."""
+    capped = ("--memory-cap", "floor+64KiB", "--budget", "0")
+    ran = run("solve", *SOURCE, *capped, "--direction", "joint", "--keep", "auto", "-o", "joint")
+    assert ran.code == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    kept = found["keep_apart"]["kept"]
+    ran = run("solve", *SOURCE, *capped, "--keep", "auto", "-o", "apart")
+    assert json.loads(ran.stdout)["keep"]["kept"] == kept
+    assert 0 < len(kept) < 20
+    assert found["graphs"][0]["num_collectives"] == 62 - len(kept)
+    names = [(tmp_path / folder / "kept.txt").read_text() for folder in ("joint", "apart")]
+    assert names[0] == names[1]
+    assert names[0].splitlines() == kept
+    ran = run("solve", *SOURCE, "--direction", "joint", "--keep", "auto", "--frontier", "3")
+    assert (ran.code, len(ran.errors)) == (2, 1)
+    assert "choose --direction both" in ran.errors[0]
 
 
 def solved(run: Run, direction: str, *options: str) -> list[dict]:

@@ -50,13 +50,18 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.report.explanation import binding_json
     from apsched.report.summary import graph_json
     from apsched.report.table import print_json
-    from apsched.whole_step.keep_request import keep_request, kept_in_joint_graph
+    from apsched.whole_step.keep_request import keep_request, kept_in_joint_graph, stated_choice
+    from apsched.whole_step.solve import step_apart
 
     wanted, costs, which = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
-    keep, kept = kept_in_joint_graph(keep_request(args.keep), which)
+    keep = keep_request(args.keep)
     progress = Progress()
     begin_to_compile(progress)
+    apart = step_apart(wanted, costs, which, request, keep, progress)
+    if apart is not None:
+        keep = stated_choice(apart.best.kept)
+    keep, kept = kept_in_joint_graph(keep, which)
     with loaded(wanted, costs, which, progress, kept=kept) as source:
         posed = under_plan(source.graphs, request)
         graphs, results, step, more = _solved(posed, request, keep, progress)

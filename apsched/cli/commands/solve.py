@@ -82,6 +82,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """
     import json
     from contextlib import ExitStack
+    from dataclasses import replace
 
     from apsched.artifacts.output_dir import check_writable, replaced_run, write_or_rescue
     from apsched.artifacts.solved_files import add_files
@@ -95,23 +96,28 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.report.summary import print_solved, report_json
     from apsched.report.table import print_json
     from apsched.whole_step.along_caps import frontier
-    from apsched.whole_step.keep_request import keep_request, kept_in_joint_graph
+    from apsched.whole_step.keep_request import keep_request, kept_in_joint_graph, stated_choice
+    from apsched.whole_step.solve import step_apart
 
     where = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
-    keep, kept = kept_in_joint_graph(keep_request(args.keep), where[-1])
-    num_caps = _num_caps(args, keep.mode)
+    keep = keep_request(args.keep)
+    num_caps = _num_caps(args, keep.mode, where[-1])
     num_micro_batches = _num_micro_batches(args, where[-1])
     check_writable(out_dir(args, "."))
     progress = Progress()
     begin_to_compile(progress)
+    apart = step_apart(*where, request, keep, progress)
+    if apart is not None:
+        keep = stated_choice(apart.best.kept)
+    keep, kept = kept_in_joint_graph(keep, where[-1])
     with ExitStack() as opened:
         source = opened.enter_context(loaded(*where, progress, kept=kept))
         request = request_with_buckets(request, args.buckets, source.graphs)
         again = under_plan(source.graphs, request)
         target = out_dir(args, source.slug)
         check_writable(target)
-        solved = _solved(again, request, keep, num_micro_batches, progress)
+        solved = replace(_solved(again, request, keep, num_micro_batches, progress), apart=apart)
         graphs, results = solved.graphs, list(solved.results)
         if any(result.best is None for result in results):
             opened.close()  # its process groups end, before others are captured
@@ -163,6 +169,8 @@ class _Solved:
     results: "Sequence[Result]"
     step: "StepAnswer | None" = None
     micro_batches: "AccumulationAnswer | None" = None
+    apart: "StepAnswer | None" = None
+    """The answer for forward and backward apart, whose choice one graph of both makes."""
 
     @property
     def no_choice_fits(self) -> str:
@@ -182,11 +190,15 @@ class _Solved:
         captured.
         """
         from apsched.report.answer.accumulation import accumulation_json
+        from apsched.report.answer.whole_step import keep_json
         from apsched.whole_step.keep_request import KEPT_FILE, kept_file
 
         if self.step is not None:
             report["keep"] = _keep_json(again, self.step, along)
             files[KEPT_FILE] = kept_file(self.step.best.kept)
+        if self.apart is not None:
+            report["keep_apart"] = keep_json(self.apart)
+            files[KEPT_FILE] = kept_file(self.apart.best.kept)
         if self.micro_batches is not None:
             report["accumulate"] = accumulation_json(self.micro_batches)
             files[KEPT_FILE] = kept_file(self.micro_batches.best.kept)
@@ -231,6 +243,11 @@ def _print_step(
     from apsched.report.answer.accumulation import print_accumulation
     from apsched.report.answer.whole_step import print_frontier, print_kept
 
+    if solved.apart is not None:
+        print(
+            "forward and backward apart; the graph of both keeps the same parameters:", file=stdout
+        )
+        print_kept(solved.apart, stdout)
     if solved.step is not None:
         print_kept(solved.step, stdout)
     if solved.micro_batches is not None:
@@ -250,7 +267,7 @@ def _raise_lost(lost: "list[ApschedError]", unwritten: str) -> None:
         raise kind("; ".join(wrong)) from (lost[0] if lost else None)
 
 
-def _num_caps(args: argparse.Namespace, keep: str) -> int:
+def _num_caps(args: argparse.Namespace, keep: str, which: str) -> int:
     """Return the number of memory caps of ``--frontier``; 0 where it is left out."""
     from apsched.errors import InputError
     from apsched.quantities import parse_count
@@ -262,6 +279,11 @@ def _num_caps(args: argparse.Namespace, keep: str) -> int:
         raise InputError(
             "--frontier: it needs --keep auto; for each graph alone use `apsched study` with"
             f" --vary memory_cap=floor..none:{args.frontier}"
+        )
+    if which == "joint":
+        raise InputError(
+            "--frontier: expected forward and backward apart, found --direction joint; choose"
+            " --direction both"
         )
     return parse_count(args.frontier, "--frontier", least=2)
 
