@@ -349,7 +349,8 @@ def solve_step(
     accumulate
         Micro-batches in a row; ``model`` and ``inputs`` are of one. With more than one the choice
         is also which parameters stay gathered until the next micro-batch (``NAME @next``), and
-        which gradients are added and reduced once (``NAME @sum``).
+        which gradients are added and reduced once (``NAME @sum``; ``NAME @sum-shards``: of HSDP,
+        over the replicas only).
     memory_cap
         Bytes of each graph, or a text as for ``--memory-cap``. By default the memory of the
         cluster's device, less the bytes that it holds beside the graphs with ``optimizer`` and

@@ -122,9 +122,10 @@ def base_of_node_group(group: str) -> str | None:
     return group.removesuffix(_IN_NODE) if group.endswith(_IN_NODE) else None
 
 
-IN_NODE, NEXT, SUM = "@node", "@next", "@sum"
+IN_NODE, NEXT, SUM, SUM_SHARDS = "@node", "@next", "@sum", "@sum-shards"
 """Marks of entries in a choice about parameters: resharded in its node; gathered from backward to
-the next forward; gradients added before they are reduced.
+the next forward; gradients added before they are reduced; shards of gradients added before they are
+all-reduced over the replicas of HSDP.
 """
 
 
@@ -140,7 +141,7 @@ def marked(name: str, mark: str) -> str:
 def mark_of(entry: str) -> str:
     """Return the mark of an entry; empty for a parameter that is kept from forward to backward."""
     found = entry.rpartition(" ")[2]
-    return found if found in (IN_NODE, NEXT, SUM) else ""
+    return found if found in (IN_NODE, NEXT, SUM, SUM_SHARDS) else ""
 
 
 def name_of(entry: str) -> str:

@@ -9,6 +9,10 @@ A gradient is added at the input of its reduction, in the dtype that the reducti
 returns the sum in place of the reduced gradient, and takes it in the next micro-batch; the last one
 reduces it. FSDP2 does the same with ``set_requires_gradient_sync(False)``
 (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, ``accumulate_unsharded_grad_if_needed``).
+
+A gradient of HSDP is reduced twice: to shards, and then over the replicas. Its shards can be added
+at the input of the second reduction. FSDP2 does the same with ``set_requires_all_reduce(False)``
+(torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, ``partial_reduce_output``).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -88,9 +92,12 @@ def held_values(forward: GraphModule, backward: GraphModule) -> dict[str, tuple[
     return found
 
 
-def reductions(backward: GraphModule, starts: Collection[str]) -> dict[str, Reduction]:
+def reductions(
+    backward: GraphModule, starts: Collection[str], *, of_shards: bool = False
+) -> dict[str, Reduction]:
     """Return start -> the reduction of a gradient that is only moved, cast and scaled from there to
-    an output of backward: the first one on its way that ``starts`` has.
+    an output of backward: the first one on its way that ``starts`` has; ``of_shards`` the last of
+    several, where it takes fewer bytes than the first.
 
     A reduction of whose result another node makes use, or another output, is left out.
     """
@@ -100,8 +107,12 @@ def reductions(backward: GraphModule, starts: Collection[str]) -> dict[str, Redu
         at = [k for k, n in enumerate(way) if n.name in starts and not is_all_gather(n)]
         if not at or len(way[at[-1]].all_input_nodes) != 1:
             continue
+        first = way[at[-1]].all_input_nodes[0]
+        at = at[:1] if of_shards else at
         start = way[at[-1]]
         addend = start.all_input_nodes[0]
+        if of_shards and node_bytes([addend]) >= node_bytes([first]):
+            continue
         found[start.name] = Reduction(
             start=start.name,
             starts=tuple(way[k].name for k in reversed(at)),

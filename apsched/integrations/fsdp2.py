@@ -58,6 +58,7 @@ class UnitSettings:
     reshard_after_backward: bool = True
     """Otherwise the next micro-batch finds the unit gathered."""
     reduce_gradients: bool = True
+    all_reduce_gradients: bool = True
     """Otherwise its gradients are added to those of the next micro-batch."""
 
 

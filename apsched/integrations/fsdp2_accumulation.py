@@ -1,8 +1,9 @@
 """A solved step of several micro-batches in a row as settings of eager FSDP2, for each micro-batch.
 
 FSDP2 has public setters for all that such a step shares: ``set_reshard_after_forward`` (kept from
-forward to backward), ``set_reshard_after_backward`` (gathered until the next micro-batch) and
-``set_requires_gradient_sync`` (gradients added, and reduced in the last micro-batch).
+forward to backward), ``set_reshard_after_backward`` (gathered until the next micro-batch),
+``set_requires_gradient_sync`` (gradients added, and reduced in the last micro-batch) and
+``set_requires_all_reduce`` (shards of gradients added, and all-reduced in the last micro-batch).
 """
 
 from collections.abc import Sequence
@@ -58,6 +59,8 @@ class Fsdp2MicroBatches:
             handle = handles[one.name]
             handle.set_reshard_after_backward(one.reshard_after_backward, recurse=False)
             handle.set_requires_gradient_sync(one.reduce_gradients, recurse=False)
+            both = one.reduce_gradients and one.all_reduce_gradients
+            handle.set_requires_all_reduce(both, recurse=False)
 
 
 def apply_fsdp2_micro_batches(
@@ -86,12 +89,14 @@ def apply_fsdp2_micro_batches(
     first, last = pairs[0].forward[0], pairs[-1].backward[0]
     every = _gathered_or_reduced(units, first, CollectiveKind.ALL_GATHER)
     reduced = _gathered_or_reduced(units, last, CollectiveKind.REDUCE_SCATTER)
+    all_reduced = _gathered_or_reduced(units, last, CollectiveKind.ALL_REDUCE)
     found: list[Fsdp2Settings] = []
     for pair, after in zip(pairs, [*pairs[1:], None], strict=True):
         graphs = {"forward": pair.forward, "backward": pair.backward}
         settings = fsdp2_settings(units, graphs, first, kept)
         check_resharded(units, settings)
         summed = reduced - _covered(units, pair.backward[0], last, CollectiveKind.REDUCE_SCATTER)
+        partial = all_reduced - _covered(units, pair.backward[0], last, CollectiveKind.ALL_REDUCE)
         held = set[str]()
         if after is not None:
             held = every - _covered(units, after.forward[0], first, CollectiveKind.ALL_GATHER)
@@ -100,11 +105,19 @@ def apply_fsdp2_micro_batches(
                 unit,
                 reshard_after_backward=unit.name not in held,
                 reduce_gradients=unit.name not in summed,
+                all_reduce_gradients=unit.name not in partial,
             )
             for unit in settings.units
         )
         found += [replace(settings, units=tuple(of_unit))] * pair.count
     return Fsdp2MicroBatches(model=model, units=units, settings=tuple(found))
+
+
+_VERBS = {
+    CollectiveKind.ALL_GATHER: "gathers",
+    CollectiveKind.REDUCE_SCATTER: "reduces",
+    CollectiveKind.ALL_REDUCE: "all-reduces",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +181,7 @@ def _covered(
         missing = [name for name in parameters if name not in now]
         if missing and len(missing) < len(parameters):
             here = next(name for name in parameters if name in now)
-            verb = "gathers" if kind == CollectiveKind.ALL_GATHER else "reduces"
+            verb = _VERBS[kind]
             raise InputError(
                 f"{problem.name}: FSDP2 {verb} a unit as one, and of {unit.name} the schedule"
                 f" {verb} {here} and not {missing[0]}; solve with plan=fsdp2_plan(model, graph), or"

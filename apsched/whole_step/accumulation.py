@@ -1,8 +1,9 @@
 """A step of several micro-batches in a row under one choice: graphs, problems and solved schedules.
 
-The choice of a step has entries of two more kinds: ``NAME @next``, a parameter that stays gathered
-from backward to the next forward, and ``NAME @sum``, a parameter whose gradients are added and
-reduced once.
+The choice of a step has entries of three more kinds: ``NAME @next``, a parameter that stays
+gathered from backward to the next forward; ``NAME @sum``, a parameter whose gradients are added and
+reduced once; and ``NAME @sum-shards``, a parameter of HSDP whose gradients are reduced to shards
+each time, which are added and all-reduced once.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from apsched.config import Caps
 from apsched.errors import InputError
 from apsched.kinds import CollectiveKind
-from apsched.names import NEXT, SUM, mark_of, marked, name_of
+from apsched.names import NEXT, SUM, SUM_SHARDS, mark_of, marked, name_of
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import solve_graph
@@ -90,6 +91,8 @@ class Accumulation:
     """Parameter that forward gathers -> its values that may stay gathered."""
     sums: "Mapping[str, tuple[Reduction, ...]]"
     """Parameter -> reductions of its gradient that may run once, in their order."""
+    shard_sums: "Mapping[str, tuple[Reduction, ...]]"
+    """The same for the reductions of its shards."""
     other_gradient_bytes: int
     """Gradients of the other parameters."""
     solved: dict[Choice, SolvedAccumulation] = field(default_factory=dict)
@@ -114,6 +117,7 @@ class Accumulation:
             num_micro_batches=num_micro_batches,
             held=held_in(step.graphs),
             sums=sums,
+            shard_sums=gradients_of(step.graphs[1], of_shards=True),
             other_gradient_bytes=parameter_gradient_bytes(backward) - reduced,
         )
 
@@ -128,10 +132,12 @@ class Accumulation:
     @property
     def sum_bytes(self) -> dict[str, int]:
         """Parameter -> bytes of its gradient before the reduction."""
-        return {
-            name: sum(allocated_bytes(one.size_bytes) for one in ones)
-            for name, ones in self.sums.items()
-        }
+        return _size_bytes(self.sums)
+
+    @property
+    def shard_sum_bytes(self) -> dict[str, int]:
+        """Parameter -> bytes of the shards of its gradient."""
+        return _size_bytes(self.shard_sums)
 
     @property
     def reduced_bytes(self) -> dict[str, int]:
@@ -148,13 +154,14 @@ class Accumulation:
             *self.step.entry_bytes,
             *(marked(name, NEXT) for name in self.held),
             *(marked(name, SUM) for name in self.sums),
+            *(marked(name, SUM_SHARDS) for name in self.shard_sums),
         )
 
     def solve(self, choice: Choice) -> SolvedAccumulation:
         """Return all graphs solved under ``choice``; each choice once."""
         if choice not in self.solved:
             parts = _Parts.of(choice)
-            counts = len(parts.kept), len(parts.held), len(parts.summed)
+            counts = len(parts.kept), len(parts.held), len(parts.summed | parts.shards)
             words = "solve with {} kept, {} that stay gathered, {} reduced once".format(*counts)
             with self.step.progress.stage(words):
                 self.solved[choice] = self._solve(choice)
@@ -176,7 +183,7 @@ class Accumulation:
         all are equal, of one.
         """
         parts = _Parts.of(choice)
-        if not parts.held and not parts.summed:
+        if not (parts.held or parts.summed or parts.shards):
             return (self.step.under(parts.kept),)
         last = self.num_micro_batches - 1
         return tuple(self._pair(parts, k) for k in sorted({0, min(1, last), last}))
@@ -186,7 +193,9 @@ class Accumulation:
         more = self.step.communicator_bytes(self.step.under(parts.kept))
         shards = self.step.beside_bytes(parts.kept)
         sums = sum(b for name, b in self.sum_bytes.items() if name in parts.summed)
-        reduced = sum(b for name, b in self.reduced_bytes.items() if name not in parts.summed)
+        sums += sum(b for name, b in self.shard_sum_bytes.items() if name in parts.shards)
+        once = parts.summed | parts.shards
+        reduced = sum(b for name, b in self.reduced_bytes.items() if name not in once)
         reduced += self.other_gradient_bytes
         counts = [1] * len(graphs)
         counts[len(graphs) // 2] += self.num_micro_batches - len(graphs)
@@ -234,12 +243,14 @@ class Accumulation:
         assert second is not None
         known = held_in((forward, backward))
         held = [value for name in sorted(parts.held) for value in known[name]]
-        gradients = gradients_of(backward)
+        gradients, shards = gradients_of(backward), gradients_of(backward, of_shards=True)
         summed = [one for name in sorted(parts.summed) for one in gradients[name]]
+        summed += [one for name in sorted(parts.shards) for one in shards[name]]
         names = ("forward", "forward-2")[k > 0], f"backward{self._suffix(k)}"
-        in_last = _Parts(kept=parts.kept, held=frozenset(), summed=parts.summed)
+        nothing = frozenset[str]()
+        in_last = replace(parts, held=nothing)
         keys = (
-            (names[0], _Parts(kept=parts.kept, held=parts.held, summed=frozenset())),
+            (names[0], replace(parts, summed=nothing, shards=nothing)),
             (names[1], in_last if place.last else parts),
         )
         if place.first and all(value.backward for value in held):
@@ -265,14 +276,16 @@ class _Parts:
     kept: Choice
     held: frozenset[str]
     summed: frozenset[str]
+    shards: frozenset[str]
 
     @classmethod
     def of(cls, choice: Choice) -> "_Parts":
-        return cls(
-            kept=Choice(entry for entry in choice if mark_of(entry) not in (NEXT, SUM)),
-            held=frozenset(name_of(entry) for entry in choice if mark_of(entry) == NEXT),
-            summed=frozenset(name_of(entry) for entry in choice if mark_of(entry) == SUM),
-        )
+        def names(mark: str) -> frozenset[str]:
+            return frozenset(name_of(entry) for entry in choice if mark_of(entry) == mark)
+
+        marks = (NEXT, SUM, SUM_SHARDS)
+        kept = Choice(entry for entry in choice if mark_of(entry) not in marks)
+        return cls(kept=kept, held=names(NEXT), summed=names(SUM), shards=names(SUM_SHARDS))
 
 
 def _with_gradients(result: Result, size_bytes: int) -> Result:
@@ -292,8 +305,16 @@ def held_in(graphs: Graphs) -> "dict[str, tuple[HeldValue, ...]]":
     return held_parameters(forward, backward)
 
 
-def gradients_of(backward: LoadedGraph) -> "dict[str, tuple[Reduction, ...]]":
-    """Return parameter -> reductions of its gradient that no compute waits for."""
+def _size_bytes(sums: "Mapping[str, tuple[Reduction, ...]]") -> dict[str, int]:
+    return {n: sum(allocated_bytes(one.size_bytes) for one in ones) for n, ones in sums.items()}
+
+
+def gradients_of(
+    backward: LoadedGraph, *, of_shards: bool = False
+) -> "dict[str, tuple[Reduction, ...]]":
+    """Return parameter -> reductions of its gradient, or ``of_shards`` of its shards, that no
+    compute waits for.
+    """
     from apsched.whole_step.micro_batch_graphs import summed_gradients
 
     assert backward.captured is not None
@@ -303,4 +324,4 @@ def gradients_of(backward: LoadedGraph) -> "dict[str, tuple[Reduction, ...]]":
         for c in problem.collectives
         if c.module and not c.on_path and problem.keys[c.key].kind != CollectiveKind.ALL_GATHER
     }
-    return summed_gradients(backward.captured, starts)
+    return summed_gradients(backward.captured, starts, of_shards=of_shards)

@@ -9,14 +9,16 @@ decided on alike.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import TYPE_CHECKING
 
 from apsched.errors import SelfCheckError
-from apsched.names import IN_NODE, NEXT, SUM, block_of, marked
+from apsched.names import IN_NODE, NEXT, SUM, SUM_SHARDS, block_of, marked
 from apsched.problem.problem import Problem
 from apsched.solver.bounds.accumulation import (
     HELD,
     KEPT,
     KINDS,
+    SHARDS,
     SUMMED,
     AccumulationBound,
     Unit,
@@ -33,12 +35,17 @@ from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Graphs
 from apsched.whole_step.search import grouped
 
+if TYPE_CHECKING:
+    from apsched.fx.accumulate import Reduction
+
 _FEW = 2
 """Of so many units every choice is solved that may pay."""
 _FIRST = 4
 """Amounts of spare memory that are looked at first, beside none."""
 _ROUNDS = 3
 """Rounds of halving around the best of them."""
+_INSTEAD = {KEPT: SHARED, SUMMED: SHARDS, SHARDS: SUMMED}
+"""Kind of a choice -> the kind that takes its place."""
 Units = Mapping[str, frozenset[int]]
 
 
@@ -132,6 +139,8 @@ class _Search:
         ``no_sync``       gradients reduced once (``set_requires_gradient_sync(False)``)
         ``no_sync_kept``  both
         ``once``          gathered once (``set_reshard_after_backward(False)``) and reduced once
+        ``shards_kept``   parameters kept, and of HSDP shards of gradients all-reduced once
+                          (``set_requires_all_reduce(False)``)
         """
         every = self._all()
         made = {
@@ -141,6 +150,8 @@ class _Search:
             "no_sync_kept": {KEPT: every[KEPT], SUMMED: every[SUMMED]},
             "once": {kind: every[kind] for kind in (KEPT, HELD, SUMMED)},
         }
+        if every[SHARDS]:
+            made["shards_kept"] = {KEPT: every[KEPT], SHARDS: every[SHARDS]}
         return {
             name: self._solved(_full(units))
             for name, units in made.items()
@@ -166,7 +177,10 @@ class _Search:
         options = []
         for unit in self._units:
             keeps = ("", *(kind for kind in (KEPT, SHARED) if kind in unit.least_bytes))
-            others = (("", kind) if kind in unit.least_bytes else ("",) for kind in (HELD, SUMMED))
+            others = (
+                ("", *(kind for kind in kinds if kind in unit.least_bytes))
+                for kinds in ((HELD,), (SUMMED, SHARDS))
+            )
             options.append(list(product(keeps, *others)))
         found = [
             {
@@ -184,11 +198,15 @@ class _Search:
         if every[SHARED]:
             whole = every[KEPT] - every[SHARED]
             keeps.append({SHARED: every[SHARED], KEPT: whole})
+        sums: list[dict[str, frozenset[int]]] = [{}, {SUMMED: every[SUMMED]}]
+        if every[SHARDS]:
+            sums.append({SHARDS: every[SHARDS], SUMMED: every[SUMMED] - every[SHARDS]})
+            sums.append({SHARDS: every[SHARDS]})
         found = [
-            {**keep, HELD: held, SUMMED: summed}
+            {**keep, HELD: held, **summed}
             for keep in keeps
             for held in (frozenset[int](), every[HELD])
-            for summed in (frozenset[int](), every[SUMMED])
+            for summed in sums
         ]
         full = [_full(units) for units in found]
         return sorted(full, key=self._bound.of_choice)
@@ -220,7 +238,7 @@ class _Search:
         best = min(
             self._known, key=lambda choice: (_ticks(self._of.solved[choice]), sorted(choice))
         )
-        for kind in (SUMMED, KEPT, HELD):
+        for kind in (SUMMED, SHARDS, KEPT, HELD):
             more = self._more(self._known[best], kind)
             count = len(more)
             while count:
@@ -234,8 +252,8 @@ class _Search:
     def _more(self, units: Units, kind: str) -> list[int]:
         """Return the units that memory may hold as ``kind``, too, in the order in which it pays."""
         free = self._all()[kind] - units[kind]
-        if kind == KEPT:
-            free -= units[SHARED]
+        if kind in _INSTEAD:
+            free -= units[_INSTEAD[kind]]
         found: list[int] = []
         for u in sorted(free, key=lambda u: (self._units[u].order[kind], u)):
             if self._bound.may_fit({**units, kind: units[kind].union(found, [u])}):
@@ -337,7 +355,8 @@ def units_of(
     """Return the units, in the order in which forward gathers them, and the entries of each by
     kind.
     """
-    step, held, sums = accumulation.step, accumulation.held, accumulation.sums
+    step, held = accumulation.step, accumulation.held
+    sums, of_shards = accumulation.sums, accumulation.shard_sums
     forward, backward = (graph.problem for graph in step.least)
     starts = [
         {problem.node_names[one.start]: c for c, one in enumerate(problem.collectives)}
@@ -351,21 +370,24 @@ def units_of(
         keepable = [undecided[name] for name in members if name in undecided]
         values = [value for name in members for value in held.get(name, ())]
         reductions = [one for name in members for one in sums.get(name, ())]
+        shards = [one for n in members for one in of_shards.get(n, sums.get(n, ()))]
         shared = any(p.node_bytes for p in keepable)
         sizes = {
             KEPT: [p.size_bytes for p in keepable],
             SHARED: [p.node_bytes or p.size_bytes for p in keepable] if shared else [],
             HELD: [allocated_bytes(value.size_bytes) for value in values],
             SUMMED: [allocated_bytes(one.size_bytes) for one in reductions],
+            SHARDS: [allocated_bytes(one.size_bytes) for one in shards]
+            if any(name in of_shards for name in members)
+            else [],
         }
         needs = [by_need[p.name] for p in keepable]
         found.append(
             Unit(
                 gathers=tuple(starts[0][n] for v in values for n in v.gathers if n in starts[0]),
                 again=tuple(c for p in keepable for c in p.gathers),
-                reductions=tuple(
-                    starts[1][n] for one in reductions for n in one.starts if n in starts[1]
-                ),
+                reductions=_collectives(reductions, starts[1]),
+                reductions_of_shards=_collectives(shards, starts[1]),
                 least_bytes={kind: least_bytes_of(some) for kind, some in sizes.items() if some},
                 reduced_bytes=sum(allocated_bytes(one.reduced_bytes) for one in reductions),
                 order={
@@ -382,9 +404,19 @@ def units_of(
                 ),
                 HELD: tuple(marked(name, NEXT) for name in members if name in held),
                 SUMMED: tuple(marked(name, SUM) for name in members if name in sums),
+                SHARDS: tuple(
+                    marked(name, SUM_SHARDS if name in of_shards else SUM)
+                    for name in members
+                    if name in sums
+                ),
             }
         )
     return found, entries
+
+
+def _collectives(reductions: "Iterable[Reduction]", starts: Mapping[str, int]) -> tuple[int, ...]:
+    """Return all collectives of ``reductions``; ``starts`` has the collective of a start node."""
+    return tuple(starts[name] for one in reductions for name in one.starts if name in starts)
 
 
 def _alike(names: list[str], problems: Iterable[Problem]) -> list[list[str]]:

@@ -4,7 +4,9 @@ A file has an entry a line, without ``#`` comments: the name of a parameter, or 
 that fits all of its name. With ``@node`` behind it the parameter is resharded in its node: each
 process rank keeps one part, and backward gathers it in the node. A parameter that another entry
 keeps is kept. In a step of several micro-batches ``@next`` has the parameter gathered from backward
-to the next forward, and ``@sum`` its gradients added and reduced once.
+to the next forward, and ``@sum`` its gradients added and reduced once. With ``@sum-shards`` (HSDP)
+the reduced shards of its gradients are added and all-reduced once, if no entry has it with
+``@sum``.
 """
 
 import re
@@ -14,7 +16,16 @@ from os import PathLike
 from pathlib import Path
 
 from apsched.errors import InputError
-from apsched.names import IN_NODE, NEXT, SUM, in_node, is_in_node, mark_of, name_of
+from apsched.names import (
+    IN_NODE,
+    NEXT,
+    SUM,
+    SUM_SHARDS,
+    in_node,
+    mark_of,
+    marked,
+    name_of,
+)
 from apsched.problem.plan.rules import Plan
 from apsched.whole_step.choices import ALL, NONE, Choice
 
@@ -29,12 +40,17 @@ _WHICH = {
     SUM: (
         "have a gradient that backward reduces, in a step of several micro-batches (accumulate),"
     ),
+    SUM_SHARDS: (
+        "have a gradient that backward reduces to shards and then over replicas (HSDP), in a step"
+        " of several micro-batches (accumulate),"
+    ),
 }
 _ONE_GRAPH = "one graph has all micro-batches"
 _NOT_JOINT = {
     IN_NODE: "its gather in the node would depend on compute, and share no launch",
     NEXT: _ONE_GRAPH,
     SUM: _ONE_GRAPH,
+    SUM_SHARDS: _ONE_GRAPH,
 }
 KEPT_FILE = "kept.txt"
 """File of an answer that has the names of the parameters kept."""
@@ -69,9 +85,10 @@ class KeepRequest:
     def fitting(self, names: Sequence[str]) -> Choice:
         """As :meth:`chosen`, for one of several graphs: an entry may be about another."""
         if self.mode == ALL:
-            return Choice(name for name in names if not is_in_node(name))
+            return Choice(name for name in names if mark_of(name) not in (IN_NODE, SUM_SHARDS))
         found = Choice(name for entry in self.entries for name in _fits(entry, names))
-        return found - set(map(in_node, found))
+        whole = {name_of(entry) for entry in found if mark_of(entry) == SUM}
+        return found - {*map(in_node, found), *(marked(name, SUM_SHARDS) for name in whole)}
 
 
 def kept_in_joint_graph(
@@ -134,12 +151,13 @@ def keep_request(
 
 def of_one_micro_batch(request: KeepRequest, label: str) -> KeepRequest:
     """Return ``request``; ``InputError`` if it has entries about several micro-batches."""
-    several = next((e for e in request.entries if mark_of(e) in (NEXT, SUM)), None)
+    several = next((e for e in request.entries if mark_of(e) in (NEXT, SUM, SUM_SHARDS)), None)
     if several is not None:
         raise InputError(
             f"{label}: expected parameters that are kept from forward to backward, found"
             f" {several!r}, an entry of a step of several micro-batches; replay such a step with"
-            " apply_fsdp2_micro_batches, or drop the entries with @next and @sum"
+            " apply_fsdp2_micro_batches, or drop the entries with @next, @sum"
+            " and @sum-shards"
         )
     return request
 

@@ -39,13 +39,13 @@ def held_parameters(
 
 
 def summed_gradients(
-    backward: CapturedGraph, starts: Mapping[str, str]
+    backward: CapturedGraph, starts: Mapping[str, str], *, of_shards: bool = False
 ) -> dict[str, tuple[Reduction, ...]]:
-    """Return name of a parameter -> the reductions of its gradient; ``starts`` has the nodes that
-    start one, each with its parameter.
+    """Return name of a parameter -> the reductions of its gradient, or ``of_shards`` those of its
+    shards; ``starts`` has the nodes that start one, each with its parameter.
     """
     found: dict[str, list[Reduction]] = {}
-    for start, one in reductions(backward.module, starts).items():
+    for start, one in reductions(backward.module, starts, of_shards=of_shards).items():
         found.setdefault(starts[start], []).append(one)
     return {name: tuple(ones) for name, ones in found.items()}
 

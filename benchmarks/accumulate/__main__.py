@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from apsched.report.answer.kept_words import kept_count
+from apsched.report.answer.kept_words import kept_count, summed_count
 from benchmarks.accumulate.cases import GRID, SMOKE, Row, measured
 from benchmarks.common.choices import figure, run, write_table
 
@@ -42,7 +42,7 @@ def _line(row: Row) -> str:
         row.choice,
         kept_count(row.num_kept, row.num_in_node),
         str(row.num_held),
-        str(row.num_summed),
+        summed_count(row.num_summed, row.num_shards_summed),
         figure(row.step_ms, ",.3f") or "does not fit",
         figure(row.peak_gib, ".2f"),
         figure(None if row.gap is None else 100 * row.gap, ".2f"),

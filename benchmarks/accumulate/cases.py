@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
-from apsched.names import IN_NODE, NEXT, SUM, mark_of
+from apsched.names import IN_NODE, NEXT, SUM, SUM_SHARDS, mark_of
 from apsched.pipeline.cost_choice import CostChoice
 from apsched.pipeline.load import loaded
 from apsched.pipeline.solve_graph import SolveRequest, under_plan
@@ -62,6 +62,14 @@ GRID = (
         num_micro_batches=4,
     ),
     Case(model="llama3-70b", mesh="fsdp=256", seq_len=2048, cluster="h100", num_micro_batches=4),
+    Case(
+        model="llama3-8b",
+        mesh="hsdp=8x8",
+        seq_len=2048,
+        cluster="a100-efa",
+        num_micro_batches=4,
+        cap_gib=40,
+    ),
 )
 SMOKE = (
     Case(
@@ -90,6 +98,8 @@ class Row:
     """Gathered until the next micro-batch."""
     num_summed: int
     """Gradients reduced once."""
+    num_shards_summed: int
+    """Gradients whose shards are all-reduced once."""
     step_ms: float | None
     peak_gib: float | None
     gap: float | None
@@ -137,6 +147,7 @@ def _row(
         num_in_node=marks.count(IN_NODE),
         num_held=marks.count(NEXT),
         num_summed=marks.count(SUM),
+        num_shards_summed=marks.count(SUM_SHARDS),
         step_ms=round(ticks_to_us(solved.step_ticks) / 1000, 3) if solved.fits else None,
         peak_gib=round(solved.peak_bytes / GIB, 2) if solved.fits else None,
         gap=None if answer is None else round(answer.gap, 5),

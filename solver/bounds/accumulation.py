@@ -7,11 +7,13 @@ added before they are reduced; and the choices that are best for the bound.
     k_u    1 where u is kept from forward to backward;  e_u  where it is resharded in its node
     h_u    1 where u stays gathered from backward to the next forward
     s_u    1 where gradients of u are added, and reduced once
+    q_u    1 where they are reduced to shards each time, which are added and all-reduced once;
+           gradients that have no such shards are added, and reduced once
     f      forward of the first micro-batch: it gathers every parameter
     p      the other graphs: forward behind the first (F), backward but for the last (B), the last
            backward (L)
     x_c    1 where collective c is in graph p: 1 - h_u for a gather of F, 1 - k_u - e_u for one of B
-           and L, 1 - s_u for a reduction of B; else 1
+           and L, 1 - s_u for a reduction of B to shards, 1 - s_u - q_u for any other one; else 1
     a_c    1 where it is launched alone, 0 where it is in a bucket
     B(.)   the bound on one graph (:mod:`apsched.solver.bounds.best`)
 
@@ -22,9 +24,10 @@ and between forward and backward:
     (G1)  min B(f) + (n - 1) (t_F + t_B) + t_L
     (G2)  t_p >= B(p with as few collectives as any choice has)
     (G3)  t_p >= compute_p [r = 0] + sum_c (a_c alone_rc + (x_c - a_c) shared_rc)    every r
-    (G4)  0 <= a_c <= x_c, so that k_u + e_u <= 1
+    (G4)  0 <= a_c <= x_c, so that k_u + e_u <= 1 and s_u + q_u <= 1
     (G5)  sum_u h_u held_u + sums <= M_F,    sum_u (k_u kept_u + e_u part_u) + sums <= M_B
-          sums = sum_u (s_u sum_u + (1 - s_u) reduced_u), the gradients of micro-batches before
+          sums = sum_u (s_u sum_u + q_u shards_u + (1 - s_u - q_u) reduced_u), the gradients of
+          micro-batches before
 
 A gather in the node counts as free. Nodes have their lowest prices among the choices that were
 solved, as in :mod:`apsched.solver.bounds.whole_step`.
@@ -53,8 +56,8 @@ _LEAST = 1e-7
 """Weight of bytes among choices with equal bounds."""
 _ORDER = 1e-2
 """Weight of the order of units beside it."""
-KEPT, IN_NODE, HELD, SUMMED = "kept", "in node", "held", "summed"
-KINDS = (KEPT, IN_NODE, HELD, SUMMED)
+KEPT, IN_NODE, HELD, SUMMED, SHARDS = "kept", "in node", "held", "summed", "shards"
+KINDS = (KEPT, IN_NODE, HELD, SUMMED, SHARDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,8 @@ class Unit:
     """Collectives of backward that gather them again."""
     reductions: tuple[int, ...]
     """Collectives of backward that reduce their gradients."""
+    reductions_of_shards: tuple[int, ...]
+    """Those of them that run once where shards are added."""
     least_bytes: Mapping[str, int]
     """Kind of a choice -> bytes that it takes at least (:func:`least_bytes_of`); without an entry
     it is not possible.
@@ -134,7 +139,8 @@ class AccumulationBound:
         gathers = _absent(problems[0], [u.gathers for u in units], (HELD,))
         again = _absent(problems[1], [u.again for u in units], (KEPT, IN_NODE))
         summed = _absent(problems[1], [u.reductions for u in units], (SUMMED,))
-        either = tuple(a or b for a, b in zip(again, summed, strict=True))
+        shards = _absent(problems[1], [u.reductions_of_shards for u in units], (SHARDS,))
+        either = tuple(a + b + c for a, b, c in zip(again, summed, shards, strict=True))
         several = num_micro_batches - 1
         return cls(
             units=tuple(units),
@@ -159,7 +165,9 @@ class AccumulationBound:
     def may_fit(self, chosen: Mapping[str, frozenset[int]]) -> bool:
         """Return whether (G5) allows a choice."""
         sums = sum(
-            unit.least_bytes[SUMMED] if u in chosen[SUMMED] else unit.reduced_bytes
+            unit.least_bytes[SUMMED if u in chosen[SUMMED] else SHARDS]
+            if u in chosen[SUMMED] | chosen[SHARDS]
+            else unit.reduced_bytes
             for u, unit in enumerate(self.units)
         )
         taken = [
@@ -232,10 +240,12 @@ class AccumulationBound:
             ]
 
         reduced = [
-            unit.reduced_bytes * (1 - share)
-            for unit, share in zip(self.units, shares[SUMMED], strict=True)
+            unit.reduced_bytes * (1 - share - of_shards)
+            for unit, share, of_shards in zip(
+                self.units, shares[SUMMED], shares[SHARDS], strict=True
+            )
         ]
-        sums = [*taken(SUMMED), *reduced]
+        sums = [*taken(SUMMED), *taken(SHARDS), *reduced]
         for free, kinds in zip(self.free_bytes, ((HELD,), (KEPT, IN_NODE)), strict=True):
             if free is not None:
                 items = [*sums, *(one for kind in kinds for one in taken(kind))]

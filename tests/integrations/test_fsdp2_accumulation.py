@@ -14,7 +14,7 @@ from apsched.errors import InputError
 from apsched.integrations.fsdp2 import apply_fsdp2, read_solved
 from apsched.integrations.fsdp2_accumulation import apply_fsdp2_micro_batches
 from tests.helpers.processes import WORKERS, Job, run_jobs
-from tests.workers.training.fsdp2_micro_batches_worker import CASES, NUM_MICRO_BATCHES
+from tests.workers.training.fsdp2_micro_batches_worker import CASES, HSDP, NUM_MICRO_BATCHES
 from tests.workers.training.fsdp2_worker import eager_model, in_schedule
 
 UNITS = "layers.[0-9]+\nnorm+output\ntok_embeddings\n"
@@ -27,18 +27,19 @@ def entries(units: tuple[str, ...], mark: str) -> list[str]:
     return [f"{name} {mark}".strip() for name in names]
 
 
-def solved(folder: Path, world_size: int) -> None:
+def solved(folder: Path, mesh: str, cases: dict[str, dict[str, tuple[str, ...]]]) -> None:
     """Write the answer of each case, as a user does."""
     folder.mkdir(parents=True)
     (folder / "units.txt").write_text(UNITS)
-    for name, case in CASES.items():
+    for name, case in cases.items():
         lines = [
             *entries(case["kept"], ""),
             *entries(case["held"], "@next"),
             *entries(case["summed"], "@sum"),
+            *entries(case.get("shards", ()), "@sum-shards"),
         ]
         (folder / f"{name}.txt").write_text("\n".join(lines))
-        source = f"solve llama3-debug --mesh fsdp={world_size} --seq 32 --layers 3"
+        source = f"solve llama3-debug --mesh {mesh} --seq 32 --layers 3"
         options = f"--accumulate {NUM_MICRO_BATCHES} --max-compute-move 0 --budget 0"
         files = ["--keep", f"{folder}/{name}.txt", "--buckets", f"{folder}/units.txt"]
         assert main([*source.split(), *options.split(), *files, "-o", f"{folder}/{name}"]) == 0
@@ -47,19 +48,22 @@ def solved(folder: Path, world_size: int) -> None:
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory) -> dict[int, tuple[Path, list[dict]]]:
     root = tmp_path_factory.mktemp("micro_batches")
-    folders = {size: root / f"of_{size}" for size in (2, 4)}
-    for size, folder in folders.items():
-        solved(folder, size)
-    script = WORKERS / "training/fsdp2_micro_batches_worker.py"
+    folders = {mesh: root / mesh for mesh in ("fsdp=2", "fsdp=4", "hsdp=2x2")}
+    for mesh, folder in folders.items():
+        solved(folder, mesh, CASES if mesh.startswith("fsdp") else HSDP)
     found = run_jobs(
-        script,
-        [Job(folder=folder, world_size=size) for size, folder in folders.items()],
+        WORKERS / "training/fsdp2_micro_batches_worker.py",
+        [
+            Job(folder=folders["fsdp=2"], world_size=2),
+            Job(folder=folders["fsdp=4"], world_size=4),
+            Job(folder=folders["hsdp=2x2"], world_size=4, more=("2",)),
+        ],
         timeout_s=400,
     )
-    return {size: (folders[size], reports) for size, reports in zip((2, 4), found, strict=True)}
+    return dict(zip(folders, zip(folders.values(), found, strict=True), strict=True))
 
 
-@pytest.fixture(params=[2, 4], ids="{} processes".format)
+@pytest.fixture(params=["fsdp=2", "fsdp=4"])
 def job(jobs, request) -> tuple[Path, list[dict]]:
     return jobs[request.param]
 
@@ -90,6 +94,25 @@ def test_units_are_gathered_and_reduced_as_the_step_says(job, case) -> None:
             assert set(units_of(backward, "gather")) == everything - chosen["kept"] - {"(root)"}
             reduced = set(units_of(backward, "reduce"))
             assert reduced == everything - (set() if last else chosen["summed"])
+
+
+@pytest.mark.ranks
+def test_shards_of_gradients_are_all_reduced_once_under_hsdp(jobs) -> None:
+    folder, reports = jobs["hsdp=2x2"]
+    case = {kind: set(units) for kind, units in HSDP["shards"].items()}
+    for report in reports:
+        found, by_hand = report["shards"]["solved"], report["shards"]["by hand"]
+        assert found["losses"] == by_hand["losses"] == report["untouched"]["losses"]
+        assert found["bits"] == by_hand["bits"]
+        assert found["gradients"] == pytest.approx(report["untouched"]["gradients"], rel=1e-3)
+        for k, (_, backward) in enumerate(found["seen"]):
+            everything, last = {"layers.0", "layers.1", "layers.2", "norm+output", "(root)"}, k == 2
+            once = set() if last else case["summed"]
+            assert set(units_of(backward, "reduce")) == everything - once
+            ends = everything - once - (set() if last else case["shards"])
+            assert set(units_of(backward, "all-reduce")) == ends
+    written = json.loads((folder / "shards/result.json").read_text())["accumulate"]
+    assert written["num_shards_summed"] > written["num_summed"] > 0
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -4,18 +4,20 @@ steps.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
 
+from apsched.capture.captured import Capture
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError, SelfCheckError
 from apsched.fx.accumulate import reductions
 from apsched.fx.collectives import is_collective
 from apsched.fx.graph_copies import copied
 from apsched.fx.keep import outputs_of
-from apsched.names import NEXT, SUM, in_node, marked
+from apsched.names import NEXT, SUM, SUM_SHARDS, in_node, marked
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.solve_graph import SolveRequest
 from apsched.problem.problem import Problem
@@ -39,6 +41,7 @@ from tests.helpers.graphs.sharded_layers import (
 )
 
 CAPTURE = captured_layers((32, 64, 128))
+HSDP = captured_layers((64, 128), replicas=2)
 NAMES = ("weights.0", "weights.1")
 WHOLE_BYTES = {"weights.0": 4 * 32 * 64, "weights.1": 4 * 64 * 128}
 SLOW, FAST = FlatPrices(bytes_per_us=150.0), FlatPrices(bytes_per_us=4000.0)
@@ -54,21 +57,24 @@ def accumulation_of(
     *,
     ranks_per_node: int = 4,
     max_compute_move: int | None = 0,
+    capture: Capture = CAPTURE,
 ) -> Accumulation:
     request = SolveRequest(
         caps=Caps(max_compute_move=max_compute_move),
         memory_cap=MemoryCap(size_bytes=cap_bytes),
         options=SolveOptions(time_slack=0.0, budget=0.0),
     )
-    graphs = loaded_layers(CAPTURE, prices, ranks_per_node=ranks_per_node)
+    graphs = loaded_layers(capture, prices, ranks_per_node=ranks_per_node)
     return Accumulation.of(Step.of(graphs, request, Progress(quiet=True)), num_micro_batches)
 
 
 def every_choice(accumulation: Accumulation, *, nodes: bool = False) -> list[Choice]:
     options = []
-    for name in NAMES:
+    for name in accumulation.sums:
         keeps = ["", name, *([in_node(name)] if nodes else [])]
-        both = product(keeps, ("", marked(name, NEXT)), ("", marked(name, SUM)))
+        sums = ["", marked(name, SUM)]
+        sums += [marked(name, SUM_SHARDS)] if name in accumulation.shard_sums else []
+        both = product(keeps, ("", marked(name, NEXT)), sums)
         options.append([tuple(filter(None, entries)) for entries in both])
     return [Choice(e for entries in chosen for e in entries) for chosen in product(*options)]
 
@@ -85,22 +91,31 @@ def floor_bytes(accumulation: Accumulation) -> int:
 
 
 @pytest.mark.parametrize(
-    ("num_micro_batches", "prices", "room_bytes"),
-    [(3, SLOW, sum(WHOLE_BYTES.values())), (2, LATE, WHOLE_BYTES["weights.1"]), (2, FAST, 2**20)],
-    ids=["network binds", "latency binds", "compute binds"],
+    ("num_micro_batches", "prices", "room_bytes", "capture"),
+    [
+        (3, SLOW, sum(WHOLE_BYTES.values()), CAPTURE),
+        (2, LATE, WHOLE_BYTES["weights.1"], CAPTURE),
+        (2, FAST, 2**20, CAPTURE),
+        (2, SLOW, 2**12, HSDP),
+    ],
+    ids=["network binds", "latency binds", "compute binds", "replicas"],
 )
 def test_no_choice_is_faster_than_the_bound_or_the_answer(
-    num_micro_batches, prices, room_bytes
+    num_micro_batches, prices, room_bytes, capture
 ) -> None:
-    cap_bytes = floor_bytes(accumulation_of(num_micro_batches, prices)) + room_bytes
-    accumulation = accumulation_of(num_micro_batches, prices, cap_bytes)
+    made = partial(accumulation_of, num_micro_batches, prices, capture=capture)
+    cap_bytes = floor_bytes(made()) + room_bytes
+    accumulation = made(cap_bytes)
     answer = answer_of(accumulation)
     solved = [accumulation.solve(choice) for choice in every_choice(accumulation)]
     least = min(one.step_ticks for one in solved if one.fits)
-    assert answer.bound.ticks <= least == answer.best.step_ticks
-    assert answer.best.peak_bytes <= cap_bytes
+    best = answer.best
+    assert answer.bound.ticks <= least == best.step_ticks
+    assert best.peak_bytes <= cap_bytes
     for result in (result for one in solved if one.fits for result in one.results):
         assert not list(verify(result.problem, result.best.schedule, result.caps))
+    of_shards = {name for name in accumulation.shard_sums if marked(name, SUM_SHARDS) in best.kept}
+    assert of_shards == (set(NAMES[:1]) if capture is HSDP else set()), "whole sums do not fit"
 
 
 def test_all_marks_on_nodes_of_two() -> None:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
-from apsched.names import IN_NODE, NEXT, SUM, mark_of, name_of
+from apsched.names import IN_NODE, NEXT, SUM, SUM_SHARDS, mark_of, name_of
 from apsched.pipeline.rate import StepRate
 from apsched.quantities import show_bytes, show_us
 from apsched.report.answer.first import whole_step_lines
-from apsched.report.answer.kept_words import kept_in_words
+from apsched.report.answer.kept_words import kept_count, kept_in_words, summed_count
 from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
 from apsched.whole_step.accumulation import SolvedAccumulation
@@ -19,6 +19,7 @@ SECTIONS = {
     IN_NODE: "resharded in their node",
     NEXT: "gathered until the next micro-batch",
     SUM: "gradients reduced once",
+    SUM_SHARDS: "shards of gradients all-reduced once",
 }
 """Mark of an entry -> its meaning."""
 
@@ -58,6 +59,7 @@ def _figures(solved: SolvedAccumulation) -> dict[str, Any]:
         "num_in_node": marks.count(IN_NODE),
         "num_held": marks.count(NEXT),
         "num_summed": marks.count(SUM),
+        "num_shards_summed": marks.count(SUM_SHARDS),
         "step_time_us": ticks_to_us(solved.step_ticks) if solved.fits else None,
         "peak_memory_bytes": solved.peak_bytes if solved.fits else None,
         "fits": solved.fits,
@@ -80,11 +82,10 @@ def print_accumulation(answer: AccumulationAnswer, rate: StepRate | None, stream
 
 def _cells(solved: SolvedAccumulation) -> Sequence[str]:
     figures = _figures(solved)
-    in_node = f" + {figures['num_in_node']} in node" if figures["num_in_node"] else ""
     return (
-        f"{figures['num_kept']}{in_node}",
+        kept_count(figures["num_kept"], figures["num_in_node"]),
         str(figures["num_held"]),
-        str(figures["num_summed"]),
+        summed_count(figures["num_summed"], figures["num_shards_summed"]),
         f"{figures['step_time_us'] / 1000:,.3f}" if solved.fits else "",
         show_bytes(solved.peak_bytes) if solved.fits else "",
         "yes" if solved.fits else "no",

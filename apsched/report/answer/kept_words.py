@@ -32,6 +32,15 @@ def kept_count(num_kept: int, num_in_node: int) -> str:
     return f"{num_kept} + {num_in_node} in node" if num_in_node else str(num_kept)
 
 
+def summed_count(num_summed: int, num_shards_summed: int) -> str:
+    """Return the number of parameters whose gradients are added, and of those whose shards are.
+
+    >>> summed_count(3, 0), summed_count(0, 26)
+    ('3', '0 + 26 of shards')
+    """
+    return f"{num_summed} + {num_shards_summed} of shards" if num_shards_summed else str(num_summed)
+
+
 def _in_words(kept: Iterable[str], names: Sequence[str]) -> str:
     every, some = Counter(map(part_of, names)), Counter(map(part_of, kept))
     whole = _ranges(part for part in every if some[part] == every[part])

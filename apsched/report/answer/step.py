@@ -31,7 +31,8 @@ class StepResult:
     def kept(self) -> tuple[str, ...]:
         """Sorted names of the parameters that are kept from forward to backward; with ``@node``
         behind it a parameter that is resharded in its node, with ``@next`` one that stays gathered
-        until the next micro-batch, with ``@sum`` one whose gradients are reduced once.
+        until the next micro-batch, with ``@sum`` one whose gradients are reduced once, with
+        ``@sum-shards`` one of HSDP whose gradients are reduced over the replicas once.
         """
         return tuple(sorted(self.answer.best.kept))
 

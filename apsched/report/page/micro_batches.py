@@ -7,7 +7,7 @@ from typing import Any
 from apsched.names import mark_of, name_of
 from apsched.quantities import show_bytes, show_us
 from apsched.report.answer.accumulation import SECTIONS
-from apsched.report.answer.kept_words import kept_count, kept_in_words
+from apsched.report.answer.kept_words import kept_count, kept_in_words, summed_count
 from apsched.report.page.table import table
 
 ANCHOR = "micro-batches"
@@ -72,7 +72,7 @@ def _choices(step: Mapping[str, Any]) -> str:
             name,
             kept_count(one["num_kept"], one["num_in_node"]),
             str(one["num_held"]),
-            str(one["num_summed"]),
+            summed_count(one["num_summed"], one.get("num_shards_summed", 0)),
             show_us(one["step_time_us"]) if one["fits"] else "",
             show_bytes(one["peak_memory_bytes"]) if one["fits"] else "",
             "yes" if one["fits"] else "no",

@@ -22,25 +22,37 @@ RANKS = 4
 
 
 class ShardedLayers(nn.Module):
-    """``x @ w_0 @ w_1 ...`` with parameters sharded over the rows, gathered and then cast."""
+    """``x @ w_0 @ w_1 ...`` with parameters sharded over the rows, gathered and then cast; with
+    ``replicas`` as HSDP: gradients are reduced to shards first.
+    """
 
     def __init__(
-        self, widths: Sequence[int], *, cast: torch.dtype | None = None, penalty: bool = False
+        self,
+        widths: Sequence[int],
+        *,
+        cast: torch.dtype | None = None,
+        penalty: bool = False,
+        ranks: int = RANKS,
+        replicas: int = 1,
     ) -> None:
         super().__init__()
-        mesh = init_device_mesh("cpu", (RANKS,))
+        copies = (replicas,) if replicas > 1 else ()
+        self.mesh = init_device_mesh("cpu", (ranks, *copies))
+        self.replicated = tuple(Replicate() for _ in copies)
         self.mode, self.cast, self.penalty = FakeTensorMode(), cast, penalty
         self.weights = nn.ParameterList()
         with self.mode:
             for rows, columns in pairwise(widths):
-                shard = torch.empty(rows // RANKS, columns)
-                placed = DTensor.from_local(shard, mesh, (Shard(0),), run_check=False)
+                shard = torch.empty(rows // ranks, columns)
+                places = (Shard(0), *self.replicated)
+                placed = DTensor.from_local(shard, self.mesh, places, run_check=False)
                 self.weights.append(nn.Parameter(placed))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for weight in self.weights:
-            whole = weight.redistribute(placements=(Replicate(),))  # type: ignore[operator]
-            local = whole.to_local(grad_placements=(Partial(),))
+            everywhere = (Replicate(), *self.replicated)
+            whole = weight.redistribute(placements=everywhere)  # type: ignore[operator]
+            local = whole.to_local(grad_placements=tuple(Partial() for _ in everywhere))
             if self.cast is not None:
                 local, x = local.to(self.cast), x.to(self.cast)
             x = torch.relu(x @ local)
@@ -56,10 +68,11 @@ def captured_layers(
     cast: torch.dtype | None = None,
     penalty: bool = False,
     kept: Sequence[str] = (),
+    replicas: int = 1,
 ) -> Capture:
     """Return the graphs of layers of these widths; parameters ``kept`` by the partitioner."""
-    with world(RANKS):
-        module = ShardedLayers(widths, cast=cast, penalty=penalty)
+    with world(replicas * RANKS):
+        module = ShardedLayers(widths, cast=cast, penalty=penalty, replicas=replicas)
         with module.mode:
             x = torch.empty(tokens, widths[0], requires_grad=True)
         return capture_module(module, (x,), source="layers", kept_parameters=kept)

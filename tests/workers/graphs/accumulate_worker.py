@@ -39,6 +39,8 @@ CASES: dict[str, tuple[Sequence[str], Sequence[str], Sequence[str]]] = {
     "some": (NAMES[:1], NAMES[1:], NAMES[:1]),
 }
 """Parameters that are kept, stay gathered, and whose gradients are added."""
+SHARDS = "shards reduced once"
+"""A case of two shards and two replicas."""
 Values = dict[str, Any]
 
 
@@ -48,7 +50,22 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240)
     )
-    module = ShardedLayers(WIDTHS, cast=torch.bfloat16)
+    graphs, shards = captured(ShardedLayers(WIDTHS, cast=torch.bfloat16), rank)
+    batches = [torch.randn(TOKENS, WIDTHS[0]) for _ in range(NUM_MICRO_BATCHES)]
+    report = {name: same_bits(*graphs, shards, batches, *case) for name, case in CASES.items()}
+    module = ShardedLayers(WIDTHS, cast=torch.bfloat16, ranks=2, replicas=2)
+    graphs, shards = captured(module, rank)
+    replicas = module.mesh.get_group(1)
+    report[SHARDS] = same_bits(*graphs, shards, batches, NAMES, NAMES, NAMES[1:], replicas)
+    (folder / f"{rank}.json").write_text(json.dumps(report))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def captured(
+    module: ShardedLayers, rank: int
+) -> tuple[tuple[CapturedGraph, CapturedGraph], Values]:
+    """Return the graphs of ``module``, and values of its shards."""
     with module.mode:
         x = torch.empty(TOKENS, WIDTHS[0], requires_grad=True)
     forward, backward = capture_module(module, (x,), source="layers").graphs
@@ -58,13 +75,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         for node in forward.module.graph.find_nodes(op="placeholder")
         if node.name in forward.parameter_names
     }
-    batches = [torch.randn(TOKENS, WIDTHS[0]) for _ in range(NUM_MICRO_BATCHES)]
-    report = {
-        name: same_bits(forward, backward, shards, batches, *case) for name, case in CASES.items()
-    }
-    (folder / f"{rank}.json").write_text(json.dumps(report))
-    dist.barrier()
-    dist.destroy_process_group()
+    return (forward, backward), shards
 
 
 def same_bits(
@@ -75,19 +86,22 @@ def same_bits(
     kept: Sequence[str],
     held: Sequence[str],
     summed: Sequence[str],
+    replicas: dist.ProcessGroup | None = None,
 ) -> dict[str, Any]:
     """Return whether losses and gradients are bit for bit those of the pair of one micro-batch,
-    with sums by hand; and the collectives of each micro-batch.
+    with sums by hand; and the collectives of each micro-batch. With ``replicas`` shards of
+    gradients are added.
     """
     starts = {
         node.name: backward_parameter(node)
         for node in backward.module.graph.nodes
         if is_collective(node) and not is_all_gather(node)
     }
-    losses, gradients = by_hand(forward, backward, starts, shards, batches, summed)
+    losses, gradients = by_hand(forward, backward, starts, shards, batches, summed, replicas)
     one, two = keep(forward, backward, kept)
     values = [v for name in held for v in held_parameters(one, two)[name]]
-    sums = [r for name in summed for r in summed_gradients(two, starts)[name]]
+    known = summed_gradients(two, starts, of_shards=replicas is not None)
+    sums = [r for name in summed for r in known[name]]
     found, reduced, counts = in_a_row(one, two, values, sums, shards, batches)
     return {
         "losses": all(map(torch.equal, losses, found)),
@@ -108,12 +122,13 @@ def by_hand(
     shards: Values,
     batches: Sequence[torch.Tensor],
     summed: Sequence[str],
+    replicas: dist.ProcessGroup | None,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the losses and the gradients of the micro-batches, each by itself: reduced gradients
     are added, but of the parameters ``summed`` the tensors that the reduction takes, which are
     reduced here.
     """
-    found = summed_gradients(backward, starts)
+    found = summed_gradients(backward, starts, of_shards=replicas is not None)
     losses, total, sums = [], {}, {}
     for batch in batches:
         values, outputs = run(forward, shards | inputs_of(forward, batch))
@@ -126,6 +141,10 @@ def by_hand(
             sums[name] = sums[name] + addend if name in sums else addend
     for name in summed:
         whole = sums[name].contiguous()
+        if replicas is not None:
+            dist.all_reduce(whole, group=replicas)
+            total[name] = whole.to(total[name].dtype)
+            continue
         part = torch.empty(
             (whole.shape[0] // dist.get_world_size(), *whole.shape[1:]), dtype=whole.dtype
         )

@@ -2,8 +2,9 @@
 a step: as a solved step says, with the same switches set by hand, and as torch has it; reports as
 JSON.
 
-usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``; ``FOLDER/NAME`` is
-the answer of ``apsched solve --accumulate`` for each of ``CASES``.
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER[, NUM_REPLICAS])``, see ``processes.run_jobs``;
+``FOLDER/NAME`` is the answer of ``apsched solve --accumulate`` for each of ``CASES``, with replicas
+of ``HSDP``.
 """
 
 import json
@@ -33,32 +34,46 @@ CASES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 """Units that are kept, stay gathered, and whose gradients are reduced once."""
+HSDP: dict[str, dict[str, tuple[str, ...]]] = {
+    "shards": {
+        "kept": BLOCKS,
+        "held": ("layers.0",),
+        "summed": ("layers.2",),
+        "shards": ("layers.0", "layers.1", "norm+output"),
+    },
+}
+"""The same with ``shards``, those of which shards of gradients are all-reduced once."""
 
 
-def main(rank: int, world_size: int, folder: Path) -> None:
+def main(rank: int, world_size: int, folder: Path, replicas: str = "1") -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240)
     )
-    built = built_model(world_size)
+    num_replicas = int(replicas)
+    cases = HSDP if num_replicas > 1 else CASES
+    built = built_model(world_size, num_replicas=num_replicas)
     batches = [tuple(x.roll(k, -1) for x in built.inputs) for k in range(NUM_MICRO_BATCHES)]
-    report = {"untouched": trained(eager_model(world_size), batches, lambda k: None)}
-    for name, units in CASES.items():
-        model = eager_model(world_size)
+
+    def model_of_job() -> Llama:
+        return eager_model(world_size, num_replicas=num_replicas)
+
+    report = {"untouched": trained(model_of_job(), batches, lambda k: None)}
+    for name, units in cases.items():
+        model = model_of_job()
         step = apply_fsdp2_micro_batches(model, folder / name)
         report[name] = {
             "solved": trained(model, batches, step.begin),
-            "by hand": trained(*by_hand(world_size, units, batches)),
+            "by hand": trained(*by_hand(model_of_job(), units, batches)),
         }
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def by_hand(world_size: int, units: Mapping[str, tuple[str, ...]], batches: Any) -> Any:
+def by_hand(model: Llama, units: Mapping[str, tuple[str, ...]], batches: Any) -> Any:
     """Return a model, the batches, and the function that sets its switches for a micro-batch."""
-    model = eager_model(world_size)
     handles: dict[str, FSDPModule] = {"(root)": model, "norm+output": model.norm}
     handles |= {f"layers.{k}": block for k, block in enumerate(model.layers)}
 
@@ -68,6 +83,8 @@ def by_hand(world_size: int, units: Mapping[str, tuple[str, ...]], batches: Any)
             handle.set_reshard_after_forward(name not in units["kept"], recurse=False)
             handle.set_reshard_after_backward(last or name not in units["held"], recurse=False)
             handle.set_requires_gradient_sync(last or name not in units["summed"], recurse=False)
+            if not last and name in units.get("shards", ()):
+                handle.set_requires_all_reduce(False, recurse=False)
 
     return model, batches, switch
 

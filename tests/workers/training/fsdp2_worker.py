@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
     DefaultAllGather,
@@ -50,7 +51,9 @@ IN_NODE = {"units": ("layers.1", "layers.2"), "node_size": 2}
 """A case of its own, for four process ranks."""
 
 
-def built_model(world_size: int, *, reshard_after_forward: bool = True) -> BuiltModel:
+def built_model(
+    world_size: int, *, reshard_after_forward: bool = True, num_replicas: int = 1
+) -> BuiltModel:
     options = ModelOptions(
         param_dtype=torch.float32,
         reduce_dtype=torch.float32,
@@ -58,7 +61,7 @@ def built_model(world_size: int, *, reshard_after_forward: bool = True) -> Built
     )
     return build(
         "llama3-debug",
-        mesh=MeshSpec(fsdp=world_size),
+        mesh=MeshSpec(fsdp=world_size // num_replicas, replicate=num_replicas),
         seq_len=SEQ_LEN,
         num_layers=NUM_LAYERS,
         options=options,
@@ -72,10 +75,11 @@ def eager_model(
     units: tuple[str, ...] = (),
     *,
     root_has_all: bool = False,
+    num_replicas: int = 1,
 ) -> Llama:
     """Return the model of :func:`built_model` under ``fully_shard``: each block, norm with output,
     the root with the embedding, or with ``root_has_all`` with all of these. The blocks ``units``
-    are resharded to ``node_size`` process ranks.
+    are resharded to ``node_size`` process ranks. With several replicas it is HSDP.
     """
     config = PRESETS["llama3-debug"]
     with torch.device("meta"):
@@ -96,12 +100,16 @@ def eager_model(
             parameter.copy_(values(name, parameter.shape))
     for table in (child for child in model.modules() if isinstance(child, RotaryTable)):
         table.fill(torch.device("cpu"))
+    mesh = None
+    if num_replicas > 1:
+        sizes = (num_replicas, world_size // num_replicas)
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"))
     for k, block in enumerate(model.layers):
         resharded = node_size and f"layers.{k}" in units
-        fully_shard(block, reshard_after_forward=node_size if resharded else None)
+        fully_shard(block, mesh=mesh, reshard_after_forward=node_size if resharded else None)
     if not root_has_all:
-        fully_shard([model.norm, model.output])
-    fully_shard(model)
+        fully_shard([model.norm, model.output], mesh=mesh)
+    fully_shard(model, mesh=mesh)
     for unit in (child for child in model.modules() if isinstance(child, FSDPModule)):
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
@@ -109,8 +117,8 @@ def eager_model(
 
 
 def watched(model: Llama) -> list[str]:
-    """Return the list that fills with what happens: gathers, reductions, and units that begin to
-    compute.
+    """Return the list that fills with what happens: gathers, reductions, their ends, of HSDP behind
+    the all-reduce, and units that begin to compute.
     """
     events: list[str] = []
 
@@ -135,6 +143,7 @@ def watched(model: Llama) -> list[str]:
     for name, module in units.items():
         module.set_custom_all_gather(gather(name))
         module.set_custom_reduce_scatter(reduce(name))
+        module.set_all_reduce_hook(lambda _, name=name: events.append(f"all-reduce {name}"))
         module.register_forward_pre_hook(lambda *_, name=name: events.append(f"compute {name}"))
         module.register_full_backward_pre_hook(
             lambda *_, name=name: events.append(f"compute {name}")
