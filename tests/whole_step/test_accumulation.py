@@ -25,7 +25,7 @@ from apsched.problem.second_group import second_groups
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.schedule.verify import verify
-from apsched.solver.bounds.accumulation import AccumulationBound
+from apsched.solver.bounds.accumulation import KINDS, SHARDS, AccumulationBound
 from apsched.solver.bounds.step_time import TimeBound
 from apsched.whole_step.accumulation import Accumulation, held_in
 from apsched.whole_step.accumulation_search import AccumulationAnswer, solve_accumulation
@@ -36,6 +36,7 @@ from apsched.whole_step.search import solve_choice
 from tests.helpers.graphs.sharded_layers import (
     FlatPrices,
     PricesInNodes,
+    SlowReplicas,
     captured_layers,
     loaded_layers,
 )
@@ -96,7 +97,7 @@ def floor_bytes(accumulation: Accumulation) -> int:
         (3, SLOW, sum(WHOLE_BYTES.values()), CAPTURE),
         (2, LATE, WHOLE_BYTES["weights.1"], CAPTURE),
         (2, FAST, 2**20, CAPTURE),
-        (2, SLOW, 2**12, HSDP),
+        (2, SlowReplicas(bytes_per_us=150.0), 2**12, HSDP),
     ],
     ids=["network binds", "latency binds", "compute binds", "replicas"],
 )
@@ -116,6 +117,36 @@ def test_no_choice_is_faster_than_the_bound_or_the_answer(
         assert not list(verify(result.problem, result.best.schedule, result.caps))
     of_shards = {name for name in accumulation.shard_sums if marked(name, SUM_SHARDS) in best.kept}
     assert of_shards == (set(NAMES[:1]) if capture is HSDP else set()), "whole sums do not fit"
+
+
+def test_shards_that_are_added_take_less_memory_and_fewer_reductions_in_the_bound(
+    monkeypatch,
+) -> None:
+    capture = captured_layers((64,) * 5, replicas=2)
+    made = partial(accumulation_of, 3, SlowReplicas(bytes_per_us=150.0), capture=capture)
+    accumulation = made(floor_bytes(made()) + 2**12)
+    seen: list[AccumulationBound] = []
+    of = AccumulationBound.of
+
+    def kept_bound(*args: object, **options: object) -> AccumulationBound:
+        seen.append(of(*args, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(AccumulationBound, "of", kept_bound)
+    answer = answer_of(accumulation)
+    assert {marked(name, SUM_SHARDS) for name in accumulation.sums} <= answer.best.kept
+    bound, every = seen[-1], frozenset(range(len(accumulation.sums)))
+    chosen = dict.fromkeys(KINDS, frozenset()) | {SHARDS: every}
+    solved = accumulation.solve(Choice(marked(name, SUM_SHARDS) for name in accumulation.sums))
+    assert bound.of_choice(chosen) <= solved.step_ticks
+    taken = max(
+        sum(unit.least_bytes[SHARDS] for unit in bound.units),
+        sum(unit.reduced_bytes for unit in bound.units),
+    )
+    just_fits = replace(bound, free_bytes=(taken, taken))
+    assert just_fits.may_fit(chosen)
+    assert just_fits.over_choices().ticks <= bound.of_choice(chosen)
+    assert not replace(bound, free_bytes=(taken, 0)).may_fit(chosen)
 
 
 def test_all_marks_on_nodes_of_two() -> None:
@@ -158,6 +189,19 @@ def test_memory_of_other_micro_batches_by_hand() -> None:
     every = sum(WHOLE_BYTES.values()) // 4
     assert [(pair.count, pair.beside_bytes) for pair in alone.pairs] == [(3, (every, every))]
     assert alone.step_ticks == 3 * accumulation.step.solve(Choice()).step_ticks
+
+
+def test_memory_of_shards_of_other_micro_batches_by_hand() -> None:
+    solved = accumulation_of(3, capture=HSDP).solve(Choice([marked(NAMES[0], SUM_SHARDS)]))
+    shards = 4 * 64 * 128 // 4
+    assert [pair.beside_bytes for pair in solved.pairs] == [(0, 0), (shards, 0), (shards, 0)]
+    kinds = [
+        [r.problem.keys[c.key].kind for c in r.problem.collectives]
+        for r in (pair.results[1] for pair in solved.pairs)
+    ]
+    assert kinds == [["all_gather", "reduce_scatter"]] * 2 + [
+        ["all_gather", "reduce_scatter", "all_reduce"]
+    ]
 
 
 def test_a_held_parameter_lives_through_all_of_backward_and_in_the_next_forward() -> None:

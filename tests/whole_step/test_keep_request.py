@@ -105,6 +105,16 @@ def test_solve_reshards_in_the_node_and_apply_replays_it(tmp_path: Path, capsys)
     assert "expected parameters that are kept whole in a joint graph" in (capsys.readouterr().err)
 
 
+def test_gradients_are_added_in_one_way() -> None:
+    """All share whole gradients; one that is added whole has no shards to add."""
+    names = ["a", "a @next", "a @sum", "a @sum-shards", "b @sum", "b @sum-shards"]
+    assert keep_request("all").fitting(names) == {"a", "a @next", "a @sum", "b @sum"}
+    stated = keep_request([".* @sum-shards", "b @sum"])
+    assert stated.fitting(names) == {"a @sum-shards", "b @sum"}
+    with pytest.raises(InputError, match="reduces to shards and then over replicas"):
+        keep_request(["c @sum-shards"]).chosen(names)
+
+
 @pytest.mark.slow
 def test_solve_keeps_what_is_fastest_and_apply_replays_it(tmp_path: Path, capsys) -> None:
     folder = tmp_path / "kept"

@@ -104,6 +104,14 @@ class PricesInNodes(FlatPrices):
         return super().collective_us(kind, group_name, group_size, size_bytes) / factor
 
 
+class SlowReplicas(FlatPrices):
+    """As :class:`FlatPrices`, and transfers between replicas are slower."""
+
+    def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
+        factor = 16 if group_size < RANKS else 1
+        return super().collective_us(kind, group_name, group_size, size_bytes) * factor
+
+
 def loaded_layers(
     capture: Capture, prices: FlatPrices | None = None, *, ranks_per_node: int = RANKS
 ) -> tuple[LoadedGraph, ...]:
