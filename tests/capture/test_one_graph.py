@@ -108,6 +108,7 @@ def test_parameters_that_are_kept_are_gathered_once(run: Run, tmp_path: Path) ->
     assert one["num_collectives"] == again["num_collectives"] - 1
 
 
+@pytest.mark.slow
 def test_the_choice_is_that_of_both_graphs_apart(run: Run, tmp_path: Path) -> None:
     """Under a cap that does not hold all parameters; the joint graph gathers the others again."""
     capped = ("--memory-cap", "floor+64KiB", "--budget", "0")
@@ -125,6 +126,15 @@ def test_the_choice_is_that_of_both_graphs_apart(run: Run, tmp_path: Path) -> No
     ran = run("solve", *SOURCE, "--direction", "joint", "--keep", "auto", "--frontier", "3")
     assert (ran.code, len(ran.errors)) == (2, 1)
     assert "choose --direction both" in ran.errors[0]
+
+
+@pytest.mark.slow
+def test_explain_names_the_choice_of_both_graphs_apart(run: Run) -> None:
+    ran = run("explain", *SOURCE[:-1], "--budget", "0", "--direction", "joint", "--keep", "auto")
+    assert ran.code == 0, ran.stderr
+    assert "the graph of both keeps the same parameters:\nstep: " in ran.stdout
+    assert "20 of 20 parameters" in ran.stdout
+    assert "\njoint: step time" in ran.stdout
 
 
 def solved(run: Run, direction: str, *options: str) -> list[dict]:

@@ -79,9 +79,11 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             of_step["keep"] = keep_json(step)
         if more is not None:
             of_step["keep"]["one_more"] = more_memory_json(more)
+        if apart is not None:
+            of_step["keep_apart"] = keep_json(apart)
         print_json(stdout, source=args.source, cluster=source.cluster, graphs=says, **of_step)
     else:
-        _print(found, step, more, stdout)
+        _print(found, (step, apart), more, stdout)
     refuse_infeasible(
         results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=False
     )
@@ -135,16 +137,22 @@ def _relaxed(
 
 def _print(
     found: "Sequence[tuple[Result, tuple[Relaxed, ...]]]",
-    step: "StepAnswer | None",
+    steps: "tuple[StepAnswer | None, StepAnswer | None]",
     more: "MoreMemory | None",
     stdout: TextIO,
 ) -> None:
-    from apsched.report.answer.whole_step import kept_lines, more_memory_lines
+    """Print the explanations; ``steps`` are the answer for forward and backward as one step, and
+    that whose choice a joint graph makes.
+    """
+    from apsched.report.answer.whole_step import APART, kept_lines, more_memory_lines
     from apsched.report.explanation import print_binding, print_infeasible
     from apsched.report.table import console
 
     out = console(stdout)
+    step, apart = steps
     lines = () if step is None else kept_lines(step)
+    if apart is not None:
+        lines = (APART, *kept_lines(apart))
     if more is not None:
         lines = (*lines, *(f"  {line}" for line in more_memory_lines(more)))
     for line in lines:

@@ -241,12 +241,10 @@ def _print_step(
 ) -> None:
     """Print the choice for the step, and the answers along memory caps, if any."""
     from apsched.report.answer.accumulation import print_accumulation
-    from apsched.report.answer.whole_step import print_frontier, print_kept
+    from apsched.report.answer.whole_step import APART, print_frontier, print_kept
 
     if solved.apart is not None:
-        print(
-            "forward and backward apart; the graph of both keeps the same parameters:", file=stdout
-        )
+        print(APART, file=stdout)
         print_kept(solved.apart, stdout)
     if solved.step is not None:
         print_kept(solved.step, stdout)

@@ -12,6 +12,9 @@ from apsched.whole_step.one_more import MoreMemory
 from apsched.whole_step.pair import SolvedChoice
 from apsched.whole_step.search import StepAnswer
 
+APART = "forward and backward apart; the graph of both keeps the same parameters:"
+"""Heading of the step whose choice a joint graph makes."""
+
 
 def keep_json(answer: StepAnswer) -> dict[str, Any]:
     """Return the step for ``--json``: the kept parameters, its figures, and the choices that were
