@@ -22,6 +22,7 @@ from apsched.compiler.schedule_captured import process_rank
 from apsched.compiler.schedule_graph import prepare_joint
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
+from apsched.fx.collectives import is_collective
 from apsched.fx.graph_copies import copied
 from apsched.fx.passes.parameters import gather_nodes, is_backward
 from apsched.torch_compat.compilers import describe_gradients
@@ -47,8 +48,11 @@ def apsched_keep_pass(
     ``on_error="fallback"``, as TorchTitan tagged them.
 
     ``names`` returns placeholder -> parameter, ``gradients`` output -> parameter.
-    ``until_scheduled`` are the passes that run between this one and the scheduling pass.
+    ``until_scheduled`` are the passes that run between this one and the scheduling pass. A graph
+    without collectives stays as it is.
     """
+    if not any(is_collective(node) for node in gm.graph.nodes):
+        return gm
     shards = names(gm)
 
     def repeated() -> CapturedPair:

@@ -106,8 +106,7 @@ def kept_in_joint_graph(
 
 def stated_choice(choice: Choice) -> KeepRequest:
     """Return the request for just this ``choice``."""
-    entries = tuple(map(re.escape, sorted(choice)))
-    return KeepRequest(mode="names", entries=entries) if entries else KeepRequest()
+    return KeepRequest(mode="names", entries=tuple(sorted(choice))) if choice else KeepRequest()
 
 
 def check_kept_whole(keep: KeepRequest, label: str, advice: str = "drop that entry") -> KeepRequest:

@@ -168,16 +168,27 @@ def test_wrong_requests_to_keep_are_refused():
         integration.register(keep=["a @node"])
     with pytest.raises(InputError, match="keep: expected auto, none, all or a readable file"):
         integration.register(keep="missing.txt")
-    gm = torch.fx.symbolic_trace(torch.nn.Identity())
+
+
+@pytest.mark.parametrize("mode", ["all", "auto"])
+def test_without_tags_nothing_can_be_chosen_and_without_collectives_nothing_is(mode):
+    choose = functools.partial(
+        apsched_keep_pass,
+        keep=KeepRequest(mode=mode),
+        names=lambda _: {},
+        gradients=lambda _: {},
+        until_scheduled=(),
+        settings=Settings(),
+    )
+    alone = torch.fx.symbolic_trace(torch.nn.Identity())
+    assert choose(alone) is alone
+    graph = torch.fx.Graph()
+    gather = torch.ops._c10d_functional.all_gather_into_tensor.default
+    gathered = graph.call_function(gather, (graph.placeholder("shard"), 2, "0"))
+    wait = torch.ops._c10d_functional.wait_tensor.default
+    graph.output((graph.call_function(wait, (gathered,)),))
     with pytest.raises(InputError, match="leave tag_with_memory_policy_pass out of"):
-        apsched_keep_pass(
-            gm,
-            keep=KeepRequest(mode="all"),
-            names=lambda _: {},
-            gradients=lambda _: {},
-            until_scheduled=(),
-            settings=Settings(),
-        )
+        choose(torch.fx.GraphModule(torch.nn.Module(), graph))
 
 
 @pytest.mark.parametrize(
