@@ -61,6 +61,28 @@ def direction(args: argparse.Namespace) -> str:
     return str(stated(args, "direction"))
 
 
+def micro_batches_in_a_row(args: argparse.Namespace, which: str) -> int:
+    """Return the number of micro-batches of ``--accumulate``, 1 where it is left out; ``which`` are
+    the graphs that are wanted.
+    """
+    from apsched.whole_step.choices import NONE
+
+    num_micro_batches = stated(args, "accumulate")
+    if num_micro_batches is None:
+        return 1
+    if args.keep == NONE:
+        raise InputError(
+            "--accumulate: expected a choice of the parameters that micro-batches share, found"
+            " --keep none (the default); choose --keep auto, --keep all or --keep with a file"
+        )
+    if which != "both":
+        raise InputError(
+            f"--accumulate: expected forward and backward apart, found --direction {which}; choose"
+            " --direction both (one graph of all micro-batches: --micro-batches)"
+        )
+    return int(num_micro_batches)
+
+
 def solve_request(args: argparse.Namespace) -> "SolveRequest":
     """Return all that is requested of a solve; a plan with ``--buckets`` depends on the graphs
     (:func:`with_buckets`).

@@ -32,7 +32,7 @@ from apsched.study.store import GRAPHS, GraphRow, Store
 from apsched.whole_step.along_caps import answers_along_caps, range_ends_bytes
 from apsched.whole_step.choices import NONE, Choice
 from apsched.whole_step.keep_request import AUTO
-from apsched.whole_step.pair import Graphs, pair_of, parameters_of, with_kept
+from apsched.whole_step.pair import Graphs, Step, pair_of, parameters_of, with_kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,15 +284,15 @@ def _keep_in(
         store.add_capture(_kept_id(setting, again, None), tuple(row.graph_id for row in rows))
         return
     graphs = under_plan(source.graphs, setting.search)
+    step = Step.of(graphs, replace(setting.search, memory_cap=MemoryCap()), progress)
     ends = (0, 0)
     if _has_range(memory):
-        ends = store.step_range(name := _kept_id(setting, again, None)) or range_ends_bytes(
-            graphs, setting.search, progress
-        )
+        name = _kept_id(setting, again, None)
+        ends = store.step_range(name) or range_ends_bytes(step)
         store.add_step_range(name, *ends)
     names = {_kept_id(setting, again, cap_name(cap)): cap for cap in _caps(memory, ends)}
     missing = {name: cap for name, cap in names.items() if store.capture(name) is None}
-    answers = answers_along_caps(graphs, setting.search, list(missing.values()), progress)
+    answers = answers_along_caps(step, list(missing.values()))
     for name, answer in zip(missing, answers, strict=True):
         best = answer.best
         sizes = best.kept_bytes, best.beside_bytes

@@ -18,6 +18,7 @@ from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import solve_graph
 from apsched.progress import Progress
+from apsched.quantities import MemoryCap
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.pair import Graphs, Step, priced_as
@@ -70,6 +71,15 @@ class SolvedAccumulation:
         return sum(pair.count * pair.ticks for pair in self.pairs)
 
     @property
+    def least_bytes(self) -> int:
+        """The least memory for which schedules of all graphs are known."""
+        return max(
+            result.answer.floor_memory_bytes + beside
+            for pair in self.pairs
+            for result, beside in zip(pair.results, pair.beside_bytes, strict=True)
+        )
+
+    @property
     def peak_bytes(self) -> int:
         """The highest peak of all graphs."""
         return max(
@@ -120,6 +130,19 @@ class Accumulation:
             shard_sums=gradients_of(step.graphs[1], of_shards=True),
             other_gradient_bytes=parameter_gradient_bytes(backward) - reduced,
         )
+
+    def with_cap(self, memory_cap: MemoryCap | None) -> "Accumulation":
+        """Return this step under another memory cap, with the graphs that are made already."""
+        return replace(self, step=self.step.with_cap(memory_cap), solved={})
+
+    def with_more(self, size_bytes: int) -> "Accumulation":
+        """Return this step with memory caps that are looser by ``size_bytes``."""
+        return replace(self, step=self.step.with_more(size_bytes), solved={})
+
+    @property
+    def always(self) -> Choice:
+        """Parameters that a rule of the plan keeps."""
+        return self.step.always
 
     @property
     def held_bytes(self) -> dict[str, int]:

@@ -1,62 +1,53 @@
-"""The kept parameters under each of several memory caps."""
+"""The choice for a step, of one or of several micro-batches, under each of several memory caps."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from typing import overload
 
-from apsched.pipeline.load import LoadedGraph
-from apsched.pipeline.solve_graph import SolveRequest
-from apsched.progress import Progress
 from apsched.quantities import MemoryCap
-from apsched.whole_step.choices import Choice
-from apsched.whole_step.pair import Graphs, Step
-from apsched.whole_step.search import StepAnswer, solve_step
+from apsched.whole_step.accumulation import Accumulation
+from apsched.whole_step.accumulation_search import AccumulationAnswer
+from apsched.whole_step.pair import Step
+from apsched.whole_step.search import StepAnswer
+from apsched.whole_step.solve import best_choice
+
+Answer = StepAnswer | AccumulationAnswer
+Caps = Sequence[MemoryCap | None]
 
 
-def answers_along_caps(
-    graphs: Sequence[LoadedGraph],
-    request: SolveRequest,
-    caps: Sequence[MemoryCap | None],
-    progress: Progress,
-) -> Iterator[StepAnswer]:
-    """Yield the answer for the step under each of ``caps``, which ascend; ``None`` is the memory
-    of the device.
+@overload
+def answers_along_caps(step: Step, caps: Caps) -> Iterator[StepAnswer]: ...
+@overload
+def answers_along_caps(step: Step | Accumulation, caps: Caps) -> Iterator[Answer]: ...
+def answers_along_caps(step: Step | Accumulation, caps: Caps) -> Iterator[Answer]:
+    """Yield the answer for ``step`` under each of ``caps``, which ascend; ``None`` is the memory of
+    the device.
 
-    ``graphs`` are under the plan of ``request`` already. Under each cap the choice of the cap
-    before is tried, too: a looser cap keeps nothing that is slower.
+    Under each cap the choice of the cap before is tried, too: a looser cap keeps nothing that is
+    slower.
     """
-    made: dict[Choice, Graphs] = {}
-    before: StepAnswer | None = None
+    before: Answer | None = None
     for cap in caps:
-        step = Step.of(graphs, replace(request, memory_cap=cap), progress)
-        step.made.update(made)
+        at_cap = step.with_cap(cap)
         if before is not None and before.best.fits:
-            step.solve(before.best.kept)
-        before = solve_step(step)
+            at_cap.solve(before.best.kept)
+        before = best_choice(at_cap)
         yield before
-        made.update(step.made)
 
 
-def frontier(
-    graphs: Sequence[LoadedGraph], request: SolveRequest, count: int, progress: Progress
-) -> tuple[StepAnswer, ...]:
-    """Return the answers for the step under ``count`` memory caps, evenly spaced from its least
+def frontier(step: Step | Accumulation, count: int) -> tuple[Answer, ...]:
+    """Return the answers for ``step`` under ``count`` memory caps, evenly spaced from its least
     memory to the peak of the fastest step; equal caps once.
-
-    ``graphs`` are under the plan of ``request`` already.
     """
-    low, high = range_ends_bytes(graphs, request, progress)
+    low, high = range_ends_bytes(step)
     sizes = {low + (max(high, low) - low) * k // (count - 1) for k in range(count)}
     caps = [MemoryCap(size_bytes=size) for size in sorted(sizes)]
-    return tuple(answers_along_caps(graphs, request, caps, progress))
+    return tuple(answers_along_caps(step, caps))
 
 
-def range_ends_bytes(
-    graphs: Sequence[LoadedGraph], request: SolveRequest, progress: Progress
-) -> tuple[int, int]:
-    """Return the least memory of both graphs with only the parameters kept that rules of the plan
+def range_ends_bytes(step: Step | Accumulation) -> tuple[int, int]:
+    """Return the least memory of all graphs with only those parameters kept that rules of the plan
     keep, and the peak of the fastest step that is found without a memory cap.
     """
-    step = Step.of(graphs, replace(request, memory_cap=MemoryCap()), progress)
-    peak_bytes = solve_step(step).best.peak_bytes
-    again = step.solve(step.always)
-    return max(result.answer.floor_memory_bytes for result in again.results), peak_bytes
+    free = step.with_cap(MemoryCap())
+    peak_bytes = best_choice(free).best.peak_bytes
+    return free.solve(free.always).least_bytes, peak_bytes

@@ -1,14 +1,17 @@
-"""The gain of a step from one more GiB of memory: the further kept parameters, and the time.
+"""The gain of a step from one more GiB of memory: the time, and what the choice has in addition.
 
 The known schedules fit looser caps, too, so the gain is never negative. Two
 searches differ by chance, so a gain counts as proven only by bounds.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from apsched.whole_step.accumulation import Accumulation
+from apsched.whole_step.accumulation_search import AccumulationAnswer
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.pair import Step
-from apsched.whole_step.search import StepAnswer, solve_step
+from apsched.whole_step.search import StepAnswer
+from apsched.whole_step.solve import best_choice
 
 MORE_BYTES = 2**30
 
@@ -17,8 +20,8 @@ MORE_BYTES = 2**30
 class MoreMemory:
     """The answer for a step, and the one under a cap that is looser by ``more_bytes``."""
 
-    now: StepAnswer
-    more: StepAnswer
+    now: StepAnswer | AccumulationAnswer
+    more: StepAnswer | AccumulationAnswer
     more_bytes: int
 
     @property
@@ -40,19 +43,21 @@ class MoreMemory:
 
     @property
     def also_kept(self) -> Choice:
-        """Parameters that are kept only with more memory; none where nothing is gained."""
+        """Entries that only the choice with more memory has; none where nothing is gained."""
         return self.more.best.kept - self.now.best.kept if self.gain_ticks else Choice()
 
     @property
     def no_longer_kept(self) -> Choice:
-        """Parameters that are kept now alone."""
+        """Entries that the choice now has alone."""
         return self.now.best.kept - self.more.best.kept if self.gain_ticks else Choice()
 
 
-def with_more_memory(step: Step, now: StepAnswer, more_bytes: int = MORE_BYTES) -> MoreMemory:
+def with_more_memory(
+    step: Step | Accumulation,
+    now: StepAnswer | AccumulationAnswer,
+    more_bytes: int = MORE_BYTES,
+) -> MoreMemory:
     """Return the gain from ``more_bytes`` of memory for ``step``; its answer ``now`` must fit."""
-    caps = (cap if cap is None else cap + more_bytes for cap in step.cap_bytes)
-    forward, backward = caps
-    looser = replace(step, cap_bytes=(forward, backward), solved={})
+    looser = step.with_more(more_bytes)
     looser.solve(now.best.kept)
-    return MoreMemory(now=now, more=solve_step(looser), more_bytes=more_bytes)
+    return MoreMemory(now=now, more=best_choice(looser), more_bytes=more_bytes)

@@ -14,6 +14,7 @@ from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph
 from apsched.problem.contention_spec import with_node_groups
 from apsched.problem.problem import Problem, with_contention
 from apsched.progress import Progress
+from apsched.quantities import MemoryCap
 from apsched.solver.bounds.whole_step import seam_bytes
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice, Parameter
@@ -46,6 +47,12 @@ class SolvedChoice:
     def step_ticks(self) -> int:
         """Forward and backward, one after the other."""
         return sum(r.best.step_time_ticks for r in self.results if r.best is not None)
+
+    @property
+    def least_bytes(self) -> int:
+        """The least memory for which schedules of both are known."""
+        forward, backward = (result.answer.floor_memory_bytes for result in self.results)
+        return max(forward, backward + self.beside_bytes)
 
     @property
     def peak_bytes(self) -> int:
@@ -94,6 +101,16 @@ class Step:
             never=never,
         )
         return replace(step, parameters=parameters_of(graphs, step.least[1].problem))
+
+    def with_cap(self, memory_cap: MemoryCap | None) -> "Step":
+        """Return this step under another memory cap, with the graphs that are made already."""
+        request = replace(self.request, memory_cap=memory_cap)
+        return replace(Step.of(self.graphs, request, self.progress), made=self.made)
+
+    def with_more(self, size_bytes: int) -> "Step":
+        """Return this step with memory caps that are looser by ``size_bytes``."""
+        forward, backward = (cap if cap is None else cap + size_bytes for cap in self.cap_bytes)
+        return replace(self, cap_bytes=(forward, backward), solved={})
 
     @property
     def least(self) -> Graphs:

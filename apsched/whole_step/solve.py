@@ -1,7 +1,8 @@
 """The graphs of a source solved by request: each alone, or forward and backward as one step."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import overload
 
 from apsched.pipeline.cost_choice import CostChoice
 from apsched.pipeline.load import JOINT, LoadedGraph, loaded
@@ -14,38 +15,60 @@ from apsched.whole_step.accumulation_search import AccumulationAnswer, solve_acc
 from apsched.whole_step.choices import NONE
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Step, pair_of, parameters_of, with_kept
-from apsched.whole_step.search import StepAnswer, solve_choice
+from apsched.whole_step.search import StepAnswer, solve_choice, solve_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolvedGraphs:
+    """The solved graphs of a source; where they are one step also that step and its answer."""
+
+    graphs: tuple[LoadedGraph, ...]
+    results: tuple[Result, ...]
+    step: Step | Accumulation | None = None
+    answer: StepAnswer | AccumulationAnswer | None = None
 
 
 def solve_graphs(
-    graphs: Sequence[LoadedGraph], request: SolveRequest, keep: KeepRequest, progress: Progress
-) -> tuple[tuple[LoadedGraph, ...], list[Result], StepAnswer | None]:
-    """Return graphs, answers and the answer for the step; without a request for kept parameters
-    each graph is solved alone, and there is none.
+    graphs: Sequence[LoadedGraph],
+    request: SolveRequest,
+    keep: KeepRequest,
+    progress: Progress,
+    num_micro_batches: int = 1,
+) -> SolvedGraphs:
+    """Return all graphs solved: each alone without a request for kept parameters, else as one step,
+    of ``num_micro_batches`` in a row.
 
     ``graphs`` are under the plan of ``request`` already.
     """
     if keep.mode == NONE:
-        return tuple(graphs), [solve_graph(graph, request, progress) for graph in graphs], None
-    answer = solve_choice(Step.of(graphs, request, progress), keep)
-    return answer.best.graphs, list(answer.best.results), answer
+        alone = tuple(solve_graph(graph, request, progress) for graph in graphs)
+        return SolvedGraphs(graphs=tuple(graphs), results=alone)
+    step = Step.of(graphs, request, progress)
+    if num_micro_batches == 1:
+        answer = solve_choice(step, keep)
+        return SolvedGraphs(
+            graphs=answer.best.graphs, results=answer.best.results, step=step, answer=answer
+        )
+    accumulation = Accumulation.of(step, num_micro_batches)
+    several = solve_accumulation(accumulation, keep)
+    made = {graph.problem.name: graph for pair in several.best.pairs for graph in pair.graphs}
+    return SolvedGraphs(
+        graphs=tuple(made.values()),
+        results=several.best.results,
+        step=accumulation,
+        answer=several,
+    )
 
 
-def solve_micro_batches(
-    graphs: Sequence[LoadedGraph],
-    num_micro_batches: int,
-    request: SolveRequest,
-    keep: KeepRequest,
-    progress: Progress,
-) -> tuple[tuple[LoadedGraph, ...], list[Result], AccumulationAnswer]:
-    """Return graphs, answers and the answer for a step of several micro-batches in a row.
-
-    ``graphs`` are under the plan of ``request`` already.
-    """
-    accumulation = Accumulation.of(Step.of(graphs, request, progress), num_micro_batches)
-    answer = solve_accumulation(accumulation, keep)
-    made = {graph.problem.name: graph for pair in answer.best.pairs for graph in pair.graphs}
-    return tuple(made.values()), list(answer.best.results), answer
+@overload
+def best_choice(step: Step) -> StepAnswer: ...
+@overload
+def best_choice(step: Accumulation) -> AccumulationAnswer: ...
+def best_choice(step: Step | Accumulation) -> StepAnswer | AccumulationAnswer:
+    """Return the answer for ``step`` with the fastest choice found."""
+    if isinstance(step, Accumulation):
+        return solve_accumulation(step, KeepRequest(mode=AUTO))
+    return solve_step(step)
 
 
 def step_apart(

@@ -8,9 +8,15 @@ from apsched.cli.main import main
 from apsched.config import Caps, SolveOptions
 from apsched.pipeline.solve_graph import SolveRequest
 from apsched.progress import Progress
+from apsched.quantities import MemoryCap
+from apsched.report.answer.along_caps import along_caps_json, print_along_caps
 from apsched.report.answer.kept_words import kept_in_words
-from apsched.report.answer.whole_step import frontier_json, print_frontier
+from apsched.whole_step.accumulation import Accumulation
+from apsched.whole_step.accumulation_search import AccumulationAnswer
 from apsched.whole_step.along_caps import frontier
+from apsched.whole_step.choices import Choice
+from apsched.whole_step.pair import Step
+from apsched.whole_step.solve import best_choice
 from tests.helpers.graphs.sharded_layers import FlatPrices, captured_layers, loaded_layers
 
 NAMES = [*(f"layers.{k}.{w}" for k in range(12) for w in "ab"), "norm.w", "output.w"]
@@ -19,7 +25,7 @@ NAMES = [*(f"layers.{k}.{w}" for k in range(12) for w in "ab"), "norm.w", "outpu
 def test_more_memory_is_never_slower_and_every_cap_is_kept() -> None:
     graphs = loaded_layers(captured_layers((32, 64, 128)), FlatPrices(bytes_per_us=150.0))
     request = SolveRequest(caps=Caps(), options=SolveOptions(time_slack=0.0, budget=0.0))
-    found = frontier(graphs, request, 3, Progress(quiet=True))
+    found = frontier(Step.of(graphs, request, Progress(quiet=True)), 3)
     assert [answer.best.fits for answer in found] == [True] * 3
     caps = [answer.cap_bytes or 0 for answer in found]
     assert caps == sorted(set(caps))
@@ -29,15 +35,48 @@ def test_more_memory_is_never_slower_and_every_cap_is_kept() -> None:
     assert times[0] > times[-1]
     assert not found[0].best.kept
     assert found[-1].best.kept == set(found[-1].names)
-    says = frontier_json(found)
+    says = along_caps_json(found)
     assert [one["memory_cap_bytes"] for one in says] == caps
     assert all(one["bound_us"] <= one["step_time_us"] for one in says)
     assert says[-1]["kept"] == ["weights.0", "weights.1"]
     out = io.StringIO()
-    print_frontier(found, out)
+    print_along_caps(found, out)
     head, *rows = out.getvalue().rstrip().splitlines()
     assert head.split()[-2:] == ["kept", "parameters"]
     assert [row.split()[-1] for row in rows] == ["nothing", rows[1].split()[-1], "weights.0-1"]
+
+
+def test_several_micro_batches_share_more_with_more_memory() -> None:
+    """Under the least memory parameters only stay gathered from backward to forward, where it is
+    free; at the other end gathers and reductions run once, as without a cap.
+    """
+    graphs = loaded_layers(captured_layers((32, 64, 128)), FlatPrices(bytes_per_us=150.0))
+    request = SolveRequest(caps=Caps(), options=SolveOptions(time_slack=0.0, budget=0.0))
+    accumulation = Accumulation.of(Step.of(graphs, request, Progress(quiet=True)), 3)
+    found = frontier(accumulation, 3)
+    free = best_choice(accumulation.with_cap(MemoryCap()))
+    assert all(isinstance(answer, AccumulationAnswer) and answer.best.fits for answer in found)
+    caps = [answer.cap_bytes or 0 for answer in found]
+    assert len(caps) == len(set(caps)) == 3
+    assert caps[0] == accumulation.solve(Choice()).least_bytes
+    assert caps[-1] == free.best.peak_bytes
+    assert all(a.best.peak_bytes <= cap for a, cap in zip(found, caps, strict=True))
+    times = [answer.best.step_ticks for answer in found]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > times[1] > times[-1] == free.best.step_ticks
+    for answer, cap in zip(found, caps, strict=True):
+        alone = best_choice(accumulation.with_cap(MemoryCap(size_bytes=cap)))
+        assert answer.best.step_ticks <= alone.best.step_ticks
+        assert answer.bound.ticks <= answer.best.step_ticks
+    says = along_caps_json(found)
+    assert says[0]["choice"] == ["weights.0 @next", "weights.1 @next"]
+    assert (says[-1]["num_kept"], says[-1]["num_held"], says[-1]["num_summed"]) == (2, 2, 2)
+    out = io.StringIO()
+    print_along_caps(found, out)
+    head, *rows = out.getvalue().rstrip().splitlines()
+    assert head.split()[-5:] == ["kept", "stay", "gathered", "reduced", "once"]
+    assert rows[0].split()[-3:] == ["0", "2", "0"]
+    assert rows[-1].split()[-3:] == ["2", "2", "2"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from apsched.cli.arguments import add_groups, add_json, add_source, add_verb
-from apsched.cli.options import cost_choice, direction, solve_request, source_request
+from apsched.cli.options import (
+    cost_choice,
+    direction,
+    micro_batches_in_a_row,
+    solve_request,
+    source_request,
+)
 from apsched.cli.output import refuse_infeasible
 
 if TYPE_CHECKING:
@@ -17,9 +23,11 @@ if TYPE_CHECKING:
     from apsched.pipeline.solve_graph import SolveRequest
     from apsched.progress import Progress
     from apsched.what_if.one_more import Relaxed
+    from apsched.whole_step.accumulation_search import AccumulationAnswer
     from apsched.whole_step.keep_request import KeepRequest
     from apsched.whole_step.one_more import MoreMemory
     from apsched.whole_step.search import StepAnswer
+    from apsched.whole_step.solve import SolvedGraphs
 
 
 def add_parser(verbs: Any) -> None:
@@ -35,7 +43,7 @@ def add_parser(verbs: Any) -> None:
     add_groups(parser, "costs")
     add_json(parser)
     add_groups(parser, "caps", "device memory", "search", "compute", "contention", "plan")
-    add_groups(parser, "whole step")
+    add_groups(parser, "whole step", "accumulation")
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
@@ -46,16 +54,17 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import under_plan
     from apsched.progress import Progress
-    from apsched.report.answer.whole_step import keep_json, more_memory_json
+    from apsched.report.answer.whole_step import keep_json
     from apsched.report.explanation import binding_json
     from apsched.report.summary import graph_json
     from apsched.report.table import print_json
     from apsched.whole_step.keep_request import keep_request, kept_in_joint_graph, stated_choice
-    from apsched.whole_step.solve import step_apart
+    from apsched.whole_step.solve import solve_graphs, step_apart
 
     wanted, costs, which = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
     keep = keep_request(args.keep)
+    num_micro_batches = micro_batches_in_a_row(args, which)
     progress = Progress()
     begin_to_compile(progress)
     apart = step_apart(wanted, costs, which, request, keep, progress)
@@ -64,56 +73,59 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     keep, kept = kept_in_joint_graph(keep, which)
     with loaded(wanted, costs, which, progress, kept=kept) as source:
         posed = under_plan(source.graphs, request)
-        graphs, results, step, more = _solved(posed, request, keep, progress)
+        solved = solve_graphs(posed, request, keep, progress, num_micro_batches)
+        more = _more_memory(solved, keep, progress)
         found = [
             (result, _relaxed(graph, result, costs, request, progress) if result.best else ())
-            for graph, result in zip(graphs, results, strict=True)
+            for graph, result in zip(solved.graphs, solved.results, strict=True)
         ]
     if args.json:
         says = [
             {**graph_json(result), **(binding_json(result, ones) if result.best else {})}
             for result, ones in found
         ]
-        of_step: dict[str, Any] = {}
-        if step is not None:
-            of_step["keep"] = keep_json(step)
-        if more is not None:
-            of_step["keep"]["one_more"] = more_memory_json(more)
+        of_step = _step_json(solved.answer, more)
         if apart is not None:
             of_step["keep_apart"] = keep_json(apart)
         print_json(stdout, source=args.source, cluster=source.cluster, graphs=says, **of_step)
     else:
-        _print(found, (step, apart), more, stdout)
+        _print(found, _step_lines(solved.answer, apart, more), stdout)
     refuse_infeasible(
-        results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=False
+        solved.results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=False
     )
 
 
-def _solved(
-    graphs: "Sequence[LoadedGraph]",
-    request: "SolveRequest",
-    keep: "KeepRequest",
-    progress: "Progress",
-) -> "tuple[Sequence[LoadedGraph], Sequence[Result], StepAnswer | None, MoreMemory | None]":
-    """Return graphs and answers; of a step of which parameters are kept also its answer, and that
-    with more memory where the choice is free and there is a cap.
-    """
-    from apsched.pipeline.solve_graph import solve_graph
-    from apsched.whole_step.choices import NONE
+def _more_memory(
+    solved: "SolvedGraphs", keep: "KeepRequest", progress: "Progress"
+) -> "MoreMemory | None":
+    """Return the gain of the step from more memory, where its choice is free and there is a cap."""
     from apsched.whole_step.keep_request import AUTO
     from apsched.whole_step.one_more import with_more_memory
-    from apsched.whole_step.pair import Step
-    from apsched.whole_step.search import solve_choice
 
-    if keep.mode == NONE:
-        return graphs, [solve_graph(graph, request, progress) for graph in graphs], None, None
-    step = Step.of(graphs, request, progress)
-    answer = solve_choice(step, keep)
-    more = None
-    if keep.mode == AUTO and answer.best.fits and answer.cap_bytes is not None:
-        with progress.stage("one more of memory for the step"):
-            more = with_more_memory(step, answer)
-    return answer.best.graphs, answer.best.results, answer, more
+    step, answer = solved.step, solved.answer
+    if keep.mode != AUTO or step is None or answer is None:
+        return None
+    if not answer.best.fits or answer.cap_bytes is None:
+        return None
+    with progress.stage("one more of memory for the step"):
+        return with_more_memory(step, answer)
+
+
+def _step_json(
+    answer: "StepAnswer | AccumulationAnswer | None", more: "MoreMemory | None"
+) -> dict[str, Any]:
+    """Return the step for ``--json``, if the graphs are one."""
+    from apsched.report.answer.accumulation import accumulation_json
+    from apsched.report.answer.more_memory import more_memory_json
+    from apsched.report.answer.whole_step import keep_json
+    from apsched.whole_step.accumulation_search import AccumulationAnswer
+
+    if answer is None:
+        return {}
+    one_more = {} if more is None else {"one_more": more_memory_json(more)}
+    if isinstance(answer, AccumulationAnswer):
+        return {"accumulate": accumulation_json(answer) | one_more}
+    return {"keep": keep_json(answer) | one_more}
 
 
 def _relaxed(
@@ -137,30 +149,45 @@ def _relaxed(
 
 def _print(
     found: "Sequence[tuple[Result, tuple[Relaxed, ...]]]",
-    steps: "tuple[StepAnswer | None, StepAnswer | None]",
-    more: "MoreMemory | None",
+    step_lines: "Sequence[str]",
     stdout: TextIO,
 ) -> None:
-    """Print the explanations; ``steps`` are the answer for forward and backward as one step, and
-    that whose choice a joint graph makes.
-    """
-    from apsched.report.answer.whole_step import APART, kept_lines, more_memory_lines
+    """Print the explanations, behind those of the step."""
     from apsched.report.explanation import print_binding, print_infeasible
     from apsched.report.table import console
 
     out = console(stdout)
-    step, apart = steps
-    lines = () if step is None else kept_lines(step)
-    if apart is not None:
-        lines = (APART, *kept_lines(apart))
-    if more is not None:
-        lines = (*lines, *(f"  {line}" for line in more_memory_lines(more)))
-    for line in lines:
+    for line in step_lines:
         out.print(line, markup=False)
     for k, (result, ones) in enumerate(found):
-        if k or lines:
+        if k or step_lines:
             out.print()
         if result.answer.infeasibility is not None:
             print_infeasible(out, result.problem.name, result.answer.infeasibility)
         else:
             print_binding(out, result, ones)
+
+
+def _step_lines(
+    answer: "StepAnswer | AccumulationAnswer | None",
+    apart: "StepAnswer | None",
+    more: "MoreMemory | None",
+) -> list[str]:
+    """Return the answer for the step as text; ``apart`` is that for forward and backward apart,
+    whose choice a joint graph makes.
+    """
+    from apsched.report.answer.accumulation import accumulation_lines
+    from apsched.report.answer.more_memory import more_memory_lines
+    from apsched.report.answer.whole_step import APART, kept_lines
+    from apsched.whole_step.accumulation_search import AccumulationAnswer
+
+    lines: list[str] = []
+    if apart is not None:
+        lines += (APART, *kept_lines(apart))
+    if isinstance(answer, AccumulationAnswer):
+        lines += accumulation_lines(answer, None)
+    elif answer is not None:
+        lines += kept_lines(answer)
+    if more is not None:
+        lines += (f"  {line}" for line in more_memory_lines(more))
+    return lines

@@ -1,7 +1,6 @@
 """``apsched solve``: the whole line, from a SOURCE to files that were checked."""
 
 import argparse
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from apsched.cli.arguments import (
@@ -16,11 +15,11 @@ from apsched.cli.arguments import (
 from apsched.cli.options import (
     cost_choice,
     direction,
+    micro_batches_in_a_row,
     out_dir,
     request_with_buckets,
     solve_request,
     source_request,
-    stated,
 )
 from apsched.cli.output import refuse_infeasible
 
@@ -30,12 +29,9 @@ if TYPE_CHECKING:
     from apsched.errors import ApschedError
     from apsched.pipeline.load import LoadedGraph
     from apsched.pipeline.rate import StepRate
-    from apsched.pipeline.result import Result
-    from apsched.pipeline.solve_graph import SolveRequest
-    from apsched.progress import Progress
-    from apsched.whole_step.accumulation_search import AccumulationAnswer
-    from apsched.whole_step.keep_request import KeepRequest
+    from apsched.report.answer.along_caps import Answers
     from apsched.whole_step.search import StepAnswer
+    from apsched.whole_step.solve import SolvedGraphs
 
 
 def add_parser(verbs: Any) -> None:
@@ -82,7 +78,6 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """
     import json
     from contextlib import ExitStack
-    from dataclasses import replace
 
     from apsched.artifacts.output_dir import check_writable, replaced_run, write_or_rescue
     from apsched.artifacts.solved_files import add_files
@@ -97,13 +92,13 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.report.table import print_json
     from apsched.whole_step.along_caps import frontier
     from apsched.whole_step.keep_request import keep_request, kept_in_joint_graph, stated_choice
-    from apsched.whole_step.solve import step_apart
+    from apsched.whole_step.solve import solve_graphs, step_apart
 
     where = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
     keep = keep_request(args.keep)
     num_caps = _num_caps(args, keep.mode, where[-1])
-    num_micro_batches = _num_micro_batches(args, where[-1])
+    num_micro_batches = micro_batches_in_a_row(args, where[-1])
     check_writable(out_dir(args, "."))
     progress = Progress()
     begin_to_compile(progress)
@@ -117,7 +112,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         again = under_plan(source.graphs, request)
         target = out_dir(args, source.slug)
         check_writable(target)
-        solved = replace(_solved(again, request, keep, num_micro_batches, progress), apart=apart)
+        solved = solve_graphs(again, request, keep, progress, num_micro_batches)
         graphs, results = solved.graphs, list(solved.results)
         if any(result.best is None for result in results):
             opened.close()  # its process groups end, before others are captured
@@ -127,27 +122,29 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
                 cluster=source.cluster,
                 stdout=stdout,
                 as_json=args.json,
-                trials=() if num_micro_batches else what_fits(*where, request, results, progress),
-                of_step=solved.no_choice_fits,
+                trials=()
+                if num_micro_batches > 1
+                else what_fits(*where, request, results, progress),
+                of_step=_of_step(solved),
             )
         if args.inductor:
             results = [
                 with_torch_schedulers(*pair, progress) for pair in zip(graphs, results, strict=True)
             ]
-        along = frontier(again, request, num_caps, progress) if num_caps else ()
+        along = frontier(solved.step, num_caps) if num_caps and solved.step is not None else ()
         files: dict[str, bytes] = {}
         lost: list[ApschedError] = []
         for k, graph in enumerate(graphs):
             results[k] = add_files(graph, results[k], files, lost, progress)
     report = report_json(args.source, source.cluster, results, stated_options(vars(args)))
-    solved.add_to(report, files, again, along)
+    _add_step(report, files, again, solved, apart, along)
     replaced = replaced_run(target, args.source, report["options"])
     files["result.json"] = (json.dumps(report, indent=1) + "\n").encode()
     written, unwritten = write_or_rescue(target, files)
     if args.json:
         print_json(stdout, **report)
     else:
-        _print_step(solved, along, source.rate, stdout)
+        _print_step(solved, apart, along, source.rate, stdout)
         print_solved(
             results,
             written,
@@ -156,102 +153,75 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             rate=source.rate,
             metrics=args.metrics,
             rewritten=all(graph.captured is not None for graph in graphs),
-            whole_step=solved.micro_batches is None,
+            whole_step=num_micro_batches == 1,
         )
     _raise_lost(lost, unwritten)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Solved:
-    """The solved graphs of a source, and the answer for their step where one was requested."""
+def _of_step(solved: "SolvedGraphs") -> str:
+    """Return the message for a step of several micro-batches that does not fit; else empty."""
+    from apsched.report.answer.accumulation import no_choice_fits
+    from apsched.whole_step.accumulation_search import AccumulationAnswer
 
-    graphs: "Sequence[LoadedGraph]"
-    results: "Sequence[Result]"
-    step: "StepAnswer | None" = None
-    micro_batches: "AccumulationAnswer | None" = None
-    apart: "StepAnswer | None" = None
-    """The answer for forward and backward apart, whose choice one graph of both makes."""
-
-    @property
-    def no_choice_fits(self) -> str:
-        """The message for a step of several micro-batches that does not fit; else empty."""
-        from apsched.report.answer.accumulation import no_choice_fits
-
-        return "" if self.micro_batches is None else no_choice_fits(self.micro_batches)
-
-    def add_to(
-        self,
-        report: dict[str, Any],
-        files: dict[str, bytes],
-        again: "Sequence[LoadedGraph]",
-        along: "Sequence[StepAnswer]",
-    ) -> None:
-        """Add the step to the report and to the files of the answer; ``again`` are the graphs as
-        captured.
-        """
-        from apsched.report.answer.accumulation import accumulation_json
-        from apsched.report.answer.whole_step import keep_json
-        from apsched.whole_step.keep_request import KEPT_FILE, kept_file
-
-        if self.step is not None:
-            report["keep"] = _keep_json(again, self.step, along)
-            files[KEPT_FILE] = kept_file(self.step.best.kept)
-        if self.apart is not None:
-            report["keep_apart"] = keep_json(self.apart)
-            files[KEPT_FILE] = kept_file(self.apart.best.kept)
-        if self.micro_batches is not None:
-            report["accumulate"] = accumulation_json(self.micro_batches)
-            files[KEPT_FILE] = kept_file(self.micro_batches.best.kept)
+    answer = solved.answer
+    return no_choice_fits(answer) if isinstance(answer, AccumulationAnswer) else ""
 
 
-def _solved(
+def _add_step(
+    report: dict[str, Any],
+    files: dict[str, bytes],
     graphs: "Sequence[LoadedGraph]",
-    request: "SolveRequest",
-    keep: "KeepRequest",
-    num_micro_batches: int,
-    progress: "Progress",
-) -> _Solved:
-    """Return the graphs solved: each alone, as one step, or as a step of several micro-batches."""
-    from apsched.whole_step.solve import solve_graphs, solve_micro_batches
-
-    if num_micro_batches:
-        made, results, several = solve_micro_batches(
-            graphs, num_micro_batches, request, keep, progress
-        )
-        return _Solved(graphs=made, results=results, micro_batches=several)
-    kept, results, step = solve_graphs(graphs, request, keep, progress)
-    return _Solved(graphs=kept, results=results, step=step)
-
-
-def _keep_json(
-    graphs: "Sequence[LoadedGraph]", step: "StepAnswer", along: "Sequence[StepAnswer]"
-) -> dict[str, Any]:
-    """Return the parameters and tensors kept from forward to backward, and the answers along memory
-    caps, if any.
+    solved: "SolvedGraphs",
+    apart: "StepAnswer | None",
+    along: "Answers",
+) -> None:
+    """Add the step, if ``graphs`` are one, to the report and to the files of the answer: its choice
+    and figures, and the answers along memory caps. ``apart`` is the answer for forward and backward
+    apart, whose choice one graph of both makes.
     """
-    from apsched.report.answer.whole_step import frontier_json, keep_json
+    from apsched.report.answer.accumulation import accumulation_json
+    from apsched.report.answer.along_caps import along_caps_json
+    from apsched.report.answer.whole_step import keep_json
+    from apsched.whole_step.accumulation_search import AccumulationAnswer
+    from apsched.whole_step.keep_request import KEPT_FILE, kept_file
     from apsched.whole_step.pair import kept_tensors
 
-    along_caps = {"along_caps": frontier_json(along)} if along else {}
-    return keep_json(step) | {"tensors": kept_tensors(graphs, step.best.graphs)} | along_caps
+    more = {"along_caps": along_caps_json(along)} if along else {}
+    answer = solved.answer
+    if isinstance(answer, AccumulationAnswer):
+        report["accumulate"] = accumulation_json(answer) | more
+    elif answer is not None:
+        tensors = kept_tensors(graphs, answer.best.graphs)
+        report["keep"] = keep_json(answer) | {"tensors": tensors} | more
+    if apart is not None:
+        report["keep_apart"] = keep_json(apart)
+    for chosen in (answer, apart):
+        if chosen is not None:
+            files[KEPT_FILE] = kept_file(chosen.best.kept)
 
 
 def _print_step(
-    solved: _Solved, along: "Sequence[StepAnswer]", rate: "StepRate | None", stdout: TextIO
+    solved: "SolvedGraphs",
+    apart: "StepAnswer | None",
+    along: "Answers",
+    rate: "StepRate | None",
+    stdout: TextIO,
 ) -> None:
     """Print the choice for the step, and the answers along memory caps, if any."""
     from apsched.report.answer.accumulation import print_accumulation
-    from apsched.report.answer.whole_step import APART, print_frontier, print_kept
+    from apsched.report.answer.along_caps import print_along_caps
+    from apsched.report.answer.whole_step import APART, print_kept
+    from apsched.whole_step.accumulation_search import AccumulationAnswer
 
-    if solved.apart is not None:
+    if apart is not None:
         print(APART, file=stdout)
-        print_kept(solved.apart, stdout)
-    if solved.step is not None:
-        print_kept(solved.step, stdout)
-    if solved.micro_batches is not None:
-        print_accumulation(solved.micro_batches, rate, stdout)
+        print_kept(apart, stdout)
+    if isinstance(solved.answer, AccumulationAnswer):
+        print_accumulation(solved.answer, rate, stdout)
+    elif solved.answer is not None:
+        print_kept(solved.answer, stdout)
     if along:
-        print_frontier(along, stdout)
+        print_along_caps(along, stdout)
 
 
 def _raise_lost(lost: "list[ApschedError]", unwritten: str) -> None:
@@ -284,28 +254,3 @@ def _num_caps(args: argparse.Namespace, keep: str, which: str) -> int:
             " --direction both"
         )
     return parse_count(args.frontier, "--frontier", least=2)
-
-
-def _num_micro_batches(args: argparse.Namespace, which: str) -> int:
-    """Return the number of micro-batches of ``--accumulate``; 0 where it is left out."""
-    from apsched.errors import InputError
-    from apsched.whole_step.choices import NONE
-
-    num_micro_batches = stated(args, "accumulate")
-    if num_micro_batches is None:
-        return 0
-    if args.keep == NONE:
-        raise InputError(
-            "--accumulate: expected a choice of the parameters that micro-batches share, found"
-            " --keep none (the default); choose --keep auto, --keep all or --keep with a file"
-        )
-    if args.frontier is not None:
-        raise InputError(
-            "--accumulate cannot be combined with --frontier; state --memory-cap instead"
-        )
-    if which != "both":
-        raise InputError(
-            f"--accumulate: expected forward and backward apart, found --direction {which}; choose"
-            " --direction both (one graph of all micro-batches: --micro-batches)"
-        )
-    return int(num_micro_batches)

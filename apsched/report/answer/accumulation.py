@@ -42,17 +42,20 @@ def accumulation_json(answer: AccumulationAnswer) -> dict[str, Any]:
             }
             for pair in best.pairs
         ],
-        **_figures(best),
+        **accumulation_figures(best),
         "bound_us": ticks_to_us(answer.bound.ticks),
         "bound_source": answer.bound.source,
         "gap": answer.gap,
         "memory_cap_bytes": answer.cap_bytes,
-        "baselines": {name: _figures(solved) for name, solved in answer.baselines.items()},
-        "tried": [{**_figures(s), "choice": sorted(s.kept)} for s in answer.tried],
+        "baselines": {
+            name: accumulation_figures(solved) for name, solved in answer.baselines.items()
+        },
+        "tried": [{**accumulation_figures(s), "choice": sorted(s.kept)} for s in answer.tried],
     }
 
 
-def _figures(solved: SolvedAccumulation) -> dict[str, Any]:
+def accumulation_figures(solved: SolvedAccumulation) -> dict[str, Any]:
+    """Return the figures of a choice for ``--json``."""
     marks = [mark_of(entry) for entry in solved.kept]
     return {
         "num_kept": marks.count(""),
@@ -73,15 +76,18 @@ def print_accumulation(answer: AccumulationAnswer, rate: StepRate | None, stream
         figures = ("kept", "stay gathered", "reduced once", "step ms", "peak memory")
         table = plain_table("choice", *figures, "fits", right=figures)
         for name, solved in (*answer.baselines.items(), ("apsched", answer.best)):
-            table.add_row(name, *_cells(solved))
+            table.add_row(name, *accumulation_cells(solved))
         out.print(table)
     for line in accumulation_lines(answer, rate):
         out.print(line, markup=False)
     out.print()
 
 
-def _cells(solved: SolvedAccumulation) -> Sequence[str]:
-    figures = _figures(solved)
+def accumulation_cells(solved: SolvedAccumulation) -> Sequence[str]:
+    """Return the cells of a choice in a table: numbers of parameters kept, gathered until the next
+    micro-batch and reduced once, time of the step, peak memory, and whether it fits.
+    """
+    figures = accumulation_figures(solved)
     return (
         kept_count(figures["num_kept"], figures["num_in_node"]),
         str(figures["num_held"]),
@@ -119,11 +125,7 @@ def accumulation_lines(answer: AccumulationAnswer, rate: StepRate | None) -> tup
 
 def no_choice_fits(answer: AccumulationAnswer) -> str:
     """Return the memory that the step is known to need if no choice fits, and the cap to try."""
-    least = max(
-        result.answer.floor_memory_bytes + beside
-        for pair in answer.best.pairs
-        for result, beside in zip(pair.results, pair.beside_bytes, strict=True)
-    )
+    least = answer.best.least_bytes
     return (
         f"step of {answer.num_micro_batches} micro-batches: expected a memory cap of at least"
         f" {show_bytes(least)}, found {show_bytes(answer.cap_bytes)}. The graphs and the gradients"

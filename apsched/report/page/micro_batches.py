@@ -42,6 +42,7 @@ def micro_batches_section(step: Mapping[str, Any]) -> str:
 <ul>{lists}</ul>
 {_micro_batches(step)}
 {_choices(step)}
+{_along_caps(step)}
 </section>"""
 
 
@@ -68,24 +69,31 @@ def _micro_batches(step: Mapping[str, Any]) -> str:
 def _choices(step: Mapping[str, Any]) -> str:
     """Return the choices that people make beside the one of the answer."""
     rows = [
-        (
-            name,
-            kept_count(one["num_kept"], one["num_in_node"]),
-            str(one["num_held"]),
-            summed_count(one["num_summed"], one.get("num_shards_summed", 0)),
-            show_us(one["step_time_us"]) if one["fits"] else "",
-            show_bytes(one["peak_memory_bytes"]) if one["fits"] else "",
-            "yes" if one["fits"] else "no",
-        )
+        (name, *_cells(one), "yes" if one["fits"] else "no")
         for name, one in (*step["baselines"].items(), ("apsched", step))
     ]
-    head = (
-        "choice",
-        "kept",
-        "stay gathered",
-        "reduced once",
-        "step",
-        "peak memory",
-        "fits the cap",
-    )
+    head = ("choice", *_HEAD, "fits the cap")
     return f"<h3>Choices</h3>\n<div class=wide>{table(head, rows, best=len(rows) - 1)}</div>"
+
+
+def _along_caps(step: Mapping[str, Any]) -> str:
+    """Return memory against step time along memory caps, if these were solved."""
+    along = [one for one in step.get("along_caps", ()) if one["fits"]]
+    if not along:
+        return ""
+    rows = [(show_bytes(one["memory_cap_bytes"]), *_cells(one)) for one in along]
+    made = table(("memory cap", *_HEAD), rows)
+    return f"<h3>Memory against step time</h3>\n<div class=wide>{made}</div>"
+
+
+_HEAD = ("kept", "stay gathered", "reduced once", "step", "peak memory")
+
+
+def _cells(choice: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        kept_count(choice["num_kept"], choice["num_in_node"]),
+        str(choice["num_held"]),
+        summed_count(choice["num_summed"], choice.get("num_shards_summed", 0)),
+        show_us(choice["step_time_us"]) if choice["fits"] else "",
+        show_bytes(choice["peak_memory_bytes"]) if choice["fits"] else "",
+    )

@@ -12,18 +12,19 @@ import apsched
 from apsched.artifacts.solved_run import load_run
 from apsched.cli.main import main
 from apsched.errors import InputError
-from apsched.quantities import show_us
+from apsched.quantities import show_bytes, show_us
 from apsched.report.page import report_page
 from tests.conftest import Run
 
-SOURCE = ("solve", "llama3-debug", "--mesh", "fsdp=8", "--seq", "64", "--layers", "1")
+SOURCE = ("solve", "llama3-debug", "--mesh", "fsdp=8", "--seq", "64", "--layers", "2")
 FAST = ("--budget", "0", "--max-compute-move", "0")
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder, out = tmp_path_factory.mktemp("accumulate"), StringIO()
-    words = [*SOURCE, *FAST, "--keep", "auto", "--accumulate", "3", "-o", str(folder)]
+    words = [*SOURCE, *FAST, "--keep", "auto", "--accumulate", "3", "--frontier", "2"]
+    words += ["-o", str(folder)]
     with redirect_stdout(out):
         assert main(words) == 0
     return folder, out.getvalue()
@@ -49,6 +50,8 @@ def test_the_step_is_its_micro_batches(report: tuple[Path, str]) -> None:
     assert "micro-batch 2: forward-2" in printed
     assert "gradients of the micro-batches before" in printed
     assert "tokens/s" in printed
+    assert [one["choice"] == [] for one in step["along_caps"]] == [True, False]
+    assert show_bytes(step["along_caps"][0]["memory_cap_bytes"]) in printed
     accounts = {g["name"]: g["device_memory"]["gradient_bytes"] for g in written["graphs"]}
     assert accounts["forward"] == accounts["backward"] == 0
     assert accounts["forward-2"] > accounts["backward-2"] == 0, "backward takes the sums"
@@ -76,6 +79,9 @@ def test_the_page_has_the_micro_batches_and_no_code_that_cannot_apply(
         row = page[page.index(f'<th scope="row">{name}</th>') :]
         assert f"<td>{show_us(choice['step_time_us'])}</td>" in row[: row.index("</tr>")]
     assert "apply_fsdp2_micro_batches" in page
+    assert page.count("<h3>Memory against step time</h3>") == 1
+    along = page[page.index("<h3>Memory against step time</h3>") :]
+    assert all(show_us(one["step_time_us"]) in along for one in step["along_caps"])
     assert "apsched.backend(" not in page
 
 
@@ -84,10 +90,7 @@ def test_the_page_has_the_micro_batches_and_no_code_that_cannot_apply(
     [
         (("--accumulate", "1", "--keep", "auto"), "--accumulate: expected"),
         (("--accumulate", "2"), "choose --keep auto, --keep all or --keep with a file"),
-        (
-            ("--accumulate", "2", "--keep", "auto", "--frontier", "3"),
-            "cannot be combined with --frontier",
-        ),
+        (("--accumulate", "2", "--keep", "all", "--frontier", "3"), "it needs --keep auto"),
         (("--accumulate", "2", "--keep", "all", "--direction", "backward"), "--direction both"),
     ],
 )

@@ -1,0 +1,59 @@
+"""A step under each of several memory caps, for a person and for a program."""
+
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from apsched.quantities import show_bytes
+from apsched.report.answer.accumulation import accumulation_cells, accumulation_figures
+from apsched.report.answer.kept_words import kept_in_words
+from apsched.report.answer.whole_step import kept_cells, kept_figures
+from apsched.report.table import console, plain_table
+from apsched.units import ticks_to_us
+from apsched.whole_step.accumulation_search import AccumulationAnswer
+from apsched.whole_step.search import StepAnswer
+
+Answers = Sequence[StepAnswer | AccumulationAnswer]
+
+
+def along_caps_json(answers: Answers) -> list[dict[str, Any]]:
+    """Return the figures of each answer for ``--json``."""
+    return [
+        {
+            "memory_cap_bytes": answer.cap_bytes,
+            **_figures(answer),
+            "bound_us": ticks_to_us(answer.bound.ticks),
+            "gap": answer.gap,
+        }
+        for answer in answers
+    ]
+
+
+def _figures(answer: StepAnswer | AccumulationAnswer) -> dict[str, Any]:
+    if isinstance(answer, AccumulationAnswer):
+        return accumulation_figures(answer.best) | {"choice": sorted(answer.best.kept)}
+    return kept_figures(answer.best) | {"kept": sorted(answer.best.kept)}
+
+
+def print_along_caps(answers: Answers, stream: TextIO) -> None:
+    """Print memory and step time under each cap, with the choice."""
+    several = any(isinstance(answer, AccumulationAnswer) for answer in answers)
+    choice = ("kept", "stay gathered", "reduced once") if several else ("kept", "kept bytes")
+    figures = ("memory cap", "peak memory", "step ms", "bound ms", *choice)
+    words = () if several else ("kept parameters",)
+    table = plain_table(*figures, *words, right=figures)
+    for answer in answers:
+        bound = f"{ticks_to_us(answer.bound.ticks) / 1000:,.3f}"
+        table.add_row(show_bytes(answer.cap_bytes), *_cells(answer, bound))
+    out = console(stream)
+    out.print(table)
+    out.print()
+
+
+def _cells(answer: StepAnswer | AccumulationAnswer, bound: str) -> tuple[str, ...]:
+    if isinstance(answer, AccumulationAnswer):
+        kept, held, summed, step, peak, _ = accumulation_cells(answer.best)
+        return peak, step or "does not fit", bound, kept, held, summed
+    best = answer.best
+    count, size, _, _, step, peak, _ = kept_cells(best)
+    kept = kept_in_words(best.kept, answer.names) if best.fits else "no schedule fits"
+    return peak, step, bound, count, size, kept
