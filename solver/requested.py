@@ -21,7 +21,7 @@ from apsched.solver.bounds.memory_and_launches import later_bounds
 from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.compute_move_cap import moving_where_it_pays
 from apsched.solver.interleave.interleave import has_chains, interleaved
-from apsched.solver.reorder.min_memory import floated_model, is_small
+from apsched.solver.reorder.min_memory import floated_model
 from apsched.solver.solve import solve
 from apsched.units import ticks_to_us
 
@@ -99,10 +99,11 @@ def _claimed(
     """
     assert found.best is not None
     problem, orders, work = instance.problem, Orders(instance), 0.0
-    is_exact = is_small(problem) and problem.contention is None
-    if is_exact and bound.ticks < found.fastest_ticks:
+    is_open = problem.contention is None and bound.ticks < found.fastest_ticks
+    model = floated_model(instance) if is_open else None
+    if model is not None:
         less = replace(options, budget=options.budget * _SHARE_OF_BOUND)
-        exact = floated_model(instance).minimize_step_time(less, None)
+        exact = model.minimize_step_time(less, None)
         work = exact.deterministic_work
         if bound.ticks < exact.bound <= found.fastest_ticks:
             bound = TimeBound(ticks=exact.bound, source=BoundSource.CP_SAT)

@@ -80,7 +80,10 @@ def _for_all_schedules(task: Task, options: SolveOptions, answer: Answer) -> Ans
         return answer
     if answer.schedule is None or answer.fastest_ticks <= bound.ticks:
         return answer
-    exact = floated_model(at).minimize_step_time(options, None)
+    model = floated_model(at)
+    if model is None:
+        return answer
+    exact = model.minimize_step_time(options, None)
     if bound.ticks < exact.bound <= answer.fastest_ticks:
         bound = TimeBound(ticks=exact.bound, source=BoundSource.CP_SAT)
     work = answer.deterministic_work + exact.deterministic_work

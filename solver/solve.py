@@ -70,7 +70,7 @@ def solve(
     given = scored_start(instance, start)
     if given is not None and given.step_time_ticks <= near_enough(bound, options):
         answer = as_given(task, given)
-    elif is_small(problem) and problem.contention is None:
+    elif problem.contention is None and is_small(problem, None if mover is None else mover.orders):
         answer = solve_whole(task)
     else:
         answer = solve_large(task, like=uncontended)

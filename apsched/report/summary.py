@@ -395,16 +395,18 @@ def print_solved(
     metrics: bool,
     rewritten: bool,
     whole_step: bool = True,
+    may_keep: bool = False,
 ) -> None:
     """Print the summary of the step, then the account of the device's memory, the table, the
     certificates (with ``metrics`` by direction, group and kind, too), and the written files.
 
     ``rate``: tokens and operations of the step; ``rewritten``: the source had FX graphs;
-    ``whole_step``: these are the graphs of one step, each of which runs once.
+    ``whole_step``: these are the graphs of one step, each of which runs once; ``may_keep``: the
+    choice of kept parameters was not requested, and can be.
     """
     out = console(stdout)
     if whole_step:
-        for line in first_lines(results, rate):
+        for line in first_lines(results, rate, may_keep=may_keep):
             out.print(line, markup=False)
         out.print()
     if (account := account_table(results)) is not None:

@@ -1,4 +1,4 @@
-"""The gain of a step from one more GiB of memory: the time, and what the choice has in addition.
+"""The gain of a step from one more GiB of memory: the time, and the entries that the choice adds.
 
 The known schedules fit looser caps, too, so the gain is never negative. Two
 searches differ by chance, so a gain counts as proven only by bounds.

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from itertools import pairwise
+
 import numpy as np
 
 from apsched.config import Caps
@@ -142,6 +144,22 @@ class Orders:
     def keeps_together(self) -> bool:
         """Whether some nodes stay together, so that orders of the blocks are not all orders."""
         return bool((np.diff(self.precedence.first) > 1).any())
+
+    def num_open_pairs(self, most: int) -> int:
+        """Return the number of pairs of blocks whose order is open; ``most + 1`` where there are
+        more.
+        """
+        p, count = self.precedence, 0
+        sooner: list[int] = []  # bit a of entry b: block a stands before block b in every order
+        for b, (i, j) in enumerate(pairwise(p.before_begin.tolist())):
+            before = 0
+            for a in p.before_list[i:j].tolist():
+                before |= sooner[a] | 1 << a
+            sooner.append(before)
+            count += b - before.bit_count()
+            if count > most:
+                return most + 1
+        return count
 
     def arrays_of(self, order: Ints) -> ProblemArrays:
         """Return the compact form with the compute order in ``order``: compute nodes as captured,

@@ -120,11 +120,17 @@ class ExactModel:
         hint: Program | None,
         order: Ints | None = None,
     ) -> Exact:
-        """Return the best result of runs with more and more work, until one moves nothing."""
+        """Return the best result of runs with more and more work, until one moves nothing. A run
+        with less work than the presolve of the one before did would end where that ended.
+        """
         best: Exact | None = None
+        work = -1.0
         for share in _RUNS:
             less = replace(options, budget=options.budget * share)
+            if less.budget <= work:
+                continue
             found = self._run(objective, less, hint, order)
+            work = found.deterministic_work
             both = found if best is None else _better(best, found)
             is_moved = best is None or self._is_moved(best, both, hint)
             best = both

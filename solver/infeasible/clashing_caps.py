@@ -77,9 +77,9 @@ class FeasibilityOracle:
             scored = score(self.problem, "", schedule, caps)
             if scored.fits:
                 return True, scored
-        if not is_small(self.problem):
-            return None, None
         orders = self._mover.orders if moves else None
+        if not is_small(self.problem, orders):
+            return None, None
         horizon = horizon_ticks(self.instance)
         exact = ExactModel(self.instance.within(caps), horizon, orders=orders).any_schedule(
             self.options
@@ -88,7 +88,10 @@ class FeasibilityOracle:
             ordered = self.instance if orders is None else orders.in_order(exact.order)
             return True, score(self.problem, "", expand(ordered, exact.program), caps)
         if exact.infeasible and not normal_form_is_all(self.problem, caps):
-            exact = floated_model(self.instance.within(caps)).any_schedule(self.options)
+            model = floated_model(self.instance.within(caps))
+            if model is None:
+                return None, None
+            exact = model.any_schedule(self.options)
         return False if exact.infeasible else None, None
 
     def _memory_bound(self, *, moves: bool) -> int:

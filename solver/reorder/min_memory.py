@@ -25,6 +25,10 @@ from apsched.units import ALLOCATION_BYTES
 
 _SMALL_LITERALS = 6_000
 """Order literals up to which the whole problem goes to CP-SAT."""
+_SMALL_PAIRS = 1_500
+"""Pairs of blocks of compute up to which CP-SAT decides their order: with some thousands presolve
+alone takes seconds, for each of dozens of runs.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +113,7 @@ def least_memory_with(
     bound = min(memory_bound_of_any_order(mover.orders), least)
     lowered = lower_peak(mover, instance.caps, bound)
     lowest = min((least, *(lower.peak_bytes for lower in lowered)))
-    if bound < lowest and is_small(instance.problem):
+    if bound < lowest and is_small(instance.problem, mover.orders):
         model = ExactModel(instance, horizon_ticks(instance), orders=mover.orders)
         kept_bytes = instance.arrays.kept_bytes
         model.limit_peak(lowest - kept_bytes - ALLOCATION_BYTES)  # lower than known, or proven
@@ -165,18 +169,23 @@ def _bound_where_floated(instance: Instance, options: SolveOptions, known_bytes:
         if instance.caps.max_compute_move == 0
         else memory_bound_of_any_order(Orders(instance))
     )
-    if bound < known_bytes and is_small(instance.problem):
-        exact = floated_model(instance).minimize_peak(options, None)
+    if bound < known_bytes and (model := floated_model(instance)) is not None:
+        exact = model.minimize_peak(options, None)
         bound = max(bound, exact.bound + instance.arrays.kept_bytes)
     return min(bound, known_bytes)
 
 
-def floated_model(instance: Instance) -> ExactModel:
+def floated_model(instance: Instance) -> ExactModel | None:
     """Return the whole formulation of a relaxation: its bounds hold for all schedules of
-    ``instance``, and where it has none ``instance`` has none.
+    ``instance``, and where it has none ``instance`` has none; ``None`` where it is too large.
     """
+    if not is_small(instance.problem):
+        return None
     relaxed = floated(instance)
-    return ExactModel(relaxed, horizon_ticks(instance), orders=Orders(relaxed), is_relaxation=True)
+    orders = Orders(relaxed)
+    if not is_small(instance.problem, orders):
+        return None
+    return ExactModel(relaxed, horizon_ticks(instance), orders=orders, is_relaxation=True)
 
 
 def _as_captured(instance: Instance, options: SolveOptions) -> tuple[int, int, Program | None]:
@@ -203,10 +212,14 @@ def _as_captured(instance: Instance, options: SolveOptions) -> tuple[int, int, P
     )
 
 
-def is_small(problem: Problem) -> bool:
-    """Whether the whole problem goes to CP-SAT."""
+def is_small(problem: Problem, orders: Orders | None = None) -> bool:
+    """Whether the whole problem goes to CP-SAT; with ``orders`` where it decides the order of the
+    compute, too.
+    """
     units = 4 * len(problem.collectives)
-    return units * (units // 2 + len(problem.compute_order)) <= _SMALL_LITERALS
+    if units * (units // 2 + len(problem.compute_order)) > _SMALL_LITERALS:
+        return False
+    return orders is None or orders.num_open_pairs(_SMALL_PAIRS) <= _SMALL_PAIRS
 
 
 def horizon_ticks(instance: Instance) -> int:

@@ -63,7 +63,7 @@ def cut_to_fit(whole: Fitting, options: SolveOptions) -> Fitting:
 def _with_cut(whole: Fitting, cut: KernelCut, options: SolveOptions, cap_bytes: int) -> Fitting:
     instance = Instance.of(with_cut(whole.instance.problem, cut), whole.instance.caps)
     mover = ComputeMover(instance)
-    if is_small(instance.problem):
+    if is_small(instance.problem, mover.orders):
         floor = least_memory_with(instance, mover, options)
     else:  # the bound, and what is known as captured, are those of whole kernels
         lowered = lower_peak(mover, instance.without_memory_cap().caps, cap_bytes)

@@ -144,6 +144,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     if args.json:
         print_json(stdout, **report)
     else:
+        has_graphs = all(graph.captured is not None for graph in graphs)
         _print_step(solved, apart, along, source.rate, stdout)
         print_solved(
             results,
@@ -152,8 +153,9 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             stdout,
             rate=source.rate,
             metrics=args.metrics,
-            rewritten=all(graph.captured is not None for graph in graphs),
+            rewritten=has_graphs,
             whole_step=num_micro_batches == 1,
+            may_keep=solved.answer is None and has_graphs,
         )
     _raise_lost(lost, unwritten)
 

@@ -2,17 +2,23 @@
 cost.
 """
 
+import random
 from dataclasses import replace
+
+import pytest
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.result import SolvedBy
 from apsched.solver import solve
 from apsched.solver.arrays.instance import Instance
-from apsched.solver.cpsat.model import ExactModel
-from apsched.solver.reorder.min_memory import horizon_ticks
+from apsched.solver.arrays.reordered import Orders
+from apsched.solver.cpsat.compute_order import in_any_order
+from apsched.solver.cpsat.model import Exact, ExactModel
+from apsched.solver.reorder.min_memory import floated_model, horizon_ticks, is_small
 from tests.helpers.problems.by_hand import ByHand, line
 from tests.helpers.problems.layered import Layer, layered
+from tests.helpers.problems.strategies import layered_problem
 
 
 def test_without_work_for_cp_sat_the_answer_is_that_of_search() -> None:
@@ -82,3 +88,68 @@ def test_prologues_take_places_only_where_they_are() -> None:
     instance = Instance.of(replace(problem, keys=keys), Caps(max_compute_move=0))
     exact = ExactModel(instance, horizon_ticks(instance)).minimize_step_time(SolveOptions(), None)
     assert (exact.optimal, exact.bound) == (True, 2 + 30 + 5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_open_pairs_are_those_that_the_model_decides(seed: int) -> None:
+    instance = Instance.of(layered_problem(random.Random(seed), num_layers=3))
+    orders = Orders(instance)
+    free = in_any_order(orders, instance.caps).free
+    assert free is not None
+    count = len(free.pairs())
+    assert orders.num_open_pairs(count) == count
+    assert not count or orders.num_open_pairs(count - 1) == count
+
+
+def test_an_order_with_thousands_of_open_pairs_does_not_go_to_cp_sat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sixty independent nodes behind one gather: 1,770 open pairs. As captured there are none."""
+    problem = fan(60)
+    orders = Orders(Instance.of(problem))
+    assert is_small(problem)
+    assert not is_small(problem, orders)
+    assert is_small(fan(20), Orders(Instance.of(fan(20))))
+    assert floated_model(Instance.of(problem, Caps(max_compute_move=None))) is None
+    with_order: list[bool] = []
+    of = ExactModel.__init__
+
+    def init(self: ExactModel, *args: object, orders: Orders | None = None, **more: object) -> None:
+        with_order.append(orders is not None and orders.num_open_pairs(10**6) > 0)
+        of(self, *args, orders=orders, **more)
+
+    monkeypatch.setattr(ExactModel, "__init__", init)
+    found = solve(problem, Caps(max_compute_move=None), SolveOptions(budget=0.1))
+    assert found.best is not None
+    assert not any(with_order)
+    assert solve(problem, Caps(max_compute_move=0), SolveOptions(budget=0.1)).best is not None
+    assert solve(fan(20), Caps(max_compute_move=None), SolveOptions(budget=0.1)).best is not None
+    assert any(with_order)
+
+
+def fan(num_nodes: int) -> Problem:
+    hand = ByHand(prices={"all_gather": line(10)})
+    weight = hand.wait("w", hand.start("all_gather", "g", hand.input("s", 512), 512, 1024))
+    x = hand.input("x", 512)
+    nodes = [hand.compute(f"n{k}", 10, x, weight, size=512 * (k + 1)) for k in range(num_nodes)]
+    return hand.output(*nodes)
+
+
+def test_a_run_with_less_work_than_presolve_did_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budgets: list[float] = []
+    run = ExactModel._run
+
+    def counted(self: ExactModel, objective: object, options: SolveOptions, *args: object) -> Exact:
+        budgets.append(options.budget)
+        found = run(self, objective, options, *args)
+        return replace(found, optimal=False, value=None, bound=0, deterministic_work=0.3)
+
+    monkeypatch.setattr(ExactModel, "_run", counted)
+    instance = Instance.of(layered([Layer()] * 2), Caps(max_compute_move=0))
+    for budget, expected in ((1.0, [1 / 32, 0.5, 1.0]), (0.0, [0.0])):
+        budgets.clear()
+        model = ExactModel(instance, horizon_ticks(instance))
+        model.minimize_step_time(SolveOptions(budget=budget), None)
+        assert budgets == expected

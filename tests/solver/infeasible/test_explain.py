@@ -137,7 +137,7 @@ def test_a_large_problem_is_judged_by_construction_and_bounds(
     has a bound beside it.
     """
     for module in ("infeasible.clashing_caps", "reorder.min_memory"):
-        monkeypatch.setattr(sys.modules[f"apsched.solver.{module}"], "is_small", lambda _: False)
+        monkeypatch.setattr(sys.modules[f"apsched.solver.{module}"], "is_small", lambda *_: False)
     problem = early_and_late()
     oracle = FeasibilityOracle(Instance.of(problem), SolveOptions())
     assert oracle(Caps(memory_cap_bytes=0))[0] is False
