@@ -78,7 +78,7 @@ SMOKE = (
         seq_len=64,
         cluster="h100",
         num_micro_batches=3,
-        num_layers=1,
+        num_layers=2,
         budget=0.0,
     ),
 )

@@ -55,7 +55,7 @@ SMOKE = (
         mesh="fsdp=8",
         seq_len=64,
         cluster="h100",
-        num_layers=1,
+        num_layers=2,
         budget=0.0,
         room=(),
     ),
