@@ -8,9 +8,8 @@ arithmetic on arrays, without another look at the problem.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
-
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
