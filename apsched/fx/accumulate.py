@@ -23,7 +23,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from apsched.fx.collectives import is_all_gather, is_collective
-from apsched.fx.graph_copies import copied, finished
+from apsched.fx.graph_copies import copied, finished, with_graph
 from apsched.fx.keep import (
     forward_node_of,
     handed_over,
@@ -253,7 +253,6 @@ def _taking(forward: GraphModule, held: Sequence[HeldValue]) -> GraphModule:
     """Return a copy of ``forward`` that takes the values ``held`` as inputs, under the names of the
     nodes that make them.
     """
-    module = copied(forward)
     graph = empty_graph_like(forward.graph)
     known = {node.name: node for node in forward.graph.nodes}
     values: dict[Node, Node] = {}
@@ -272,8 +271,7 @@ def _taking(forward: GraphModule, held: Sequence[HeldValue]) -> GraphModule:
         if node not in values:
             values[node] = graph.node_copy(node, values.__getitem__)
             values[node].meta = dict(node.meta)
-    module.graph = graph
-    return module
+    return with_graph(forward, graph)
 
 
 def _added(graph: Graph, start: Node, value: Node) -> Node:

@@ -18,9 +18,14 @@ def copied(module: GraphModule) -> GraphModule:
         values[node].meta = {
             key: dict(value) if key == "custom" else value for key, value in node.meta.items()
         }
-    copy = GraphModule(module, graph, class_name=type(module).__name__)
-    copy.meta, copy.shape_env = dict(module.meta), module.shape_env
-    return copy
+    return with_graph(module, graph)
+
+
+def with_graph(module: GraphModule, graph: torch.fx.Graph) -> GraphModule:
+    """Return a module with ``graph``; the rest is that of ``module``."""
+    made = GraphModule(module, graph, class_name=type(module).__name__)
+    made.meta, made.shape_env = dict(module.meta), module.shape_env
+    return made
 
 
 def copied_alone(node: Node) -> Node:

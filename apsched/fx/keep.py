@@ -38,7 +38,7 @@ from apsched.fx.collectives import (
     tensor_bytes,
     tensors_of,
 )
-from apsched.fx.graph_copies import copied, finished
+from apsched.fx.graph_copies import copied, finished, with_graph
 from apsched.fx.node_shards import NodeGroup, divisor, gather_in_node, hand_over_part
 from apsched.fx.passes.parameters import serves_alone
 from apsched.fx.passes.partition_replay import mark_saved
@@ -179,7 +179,6 @@ def _taking(
     """Return a copy of ``backward`` that takes the values of ``taken``, by passed input, as inputs,
     without the inputs ``gone``.
     """
-    module = copied(backward)
     graph = empty_graph_like(backward.graph)
     values: dict[Node, Node] = {}
     parts: dict[Node, tuple[Node, Node, NodeGroup]] = {}
@@ -202,8 +201,7 @@ def _taking(
                 values[known[one.replaces]] = value
             else:
                 parts[known[one.replaces]] = value, known[one.gather], one.group
-    module.graph = graph
-    return module
+    return with_graph(backward, graph)
 
 
 def _last_uses(graph: torch.fx.Graph) -> dict[Node, Node]:
