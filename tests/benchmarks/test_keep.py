@@ -34,9 +34,9 @@ def test_smoke(tmp_path: Path) -> None:
     out = tmp_path / "keep.md"
     assert main(["--smoke", "-o", str(out)]) == 0
     rows = [Row(**row) for row in json.loads(out.with_suffix(".json").read_text())]
-    assert [row.choice for row in rows] == ["none", "all", "fsdp2", "apsched"]
+    assert [row.choice for row in rows] == ["none", "all", "last_block", "fsdp2", "apsched"]
     assert sum(line.startswith("| llama3") for line in out.read_text().splitlines()) == len(rows)
-    assert rows[-1].num_kept == rows[1].num_kept == 11
+    assert rows[-1].num_kept == rows[1].num_kept == 20
     assert not beaten(rows)
 
 
