@@ -82,12 +82,22 @@ def _alone(c: Collective) -> Collective:
 def _with_order(problem: Problem, max_move: int | None) -> tuple[tuple[int, ...], ...]:
     """Return the nodes before each node: also the compute nodes that were captured more than twice
     ``max_move`` before it, since none may be that far from its place.
+
+    Nodes that stand before one of these anyway are left out: those captured more than another
+    twice ``max_move`` before, and those with a user among these.
     """
     if max_move is None:
         return problem.predecessors
-    before = list(problem.predecessors)
-    for place, node in enumerate(problem.captured_order):
-        if place > 2 * max_move:
-            sooner = problem.captured_order[: place - 2 * max_move]
-            before[node] = tuple(sorted({*before[node], *sooner}))
+    before, captured = list(problem.predecessors), problem.captured_order
+    place_of = {node: place for place, node in enumerate(captured)}
+    first_user = [len(captured)] * len(captured)
+    for place, node in enumerate(captured):
+        for used in problem.predecessors[node]:
+            if used in place_of:
+                first_user[place_of[used]] = min(first_user[place_of[used]], place)
+    for place, node in enumerate(captured):
+        end = place - 2 * max_move
+        nearest = range(max(end - 2 * max_move - 1, 0), end)
+        sooner = (captured[k] for k in nearest if first_user[k] >= end)
+        before[node] = tuple(sorted({*before[node], *sooner}))
     return tuple(before)

@@ -120,8 +120,10 @@ class ExactModel:
         hint: Program | None,
         order: Ints | None = None,
     ) -> Exact:
-        """Return the best result of runs with more and more work, until one moves nothing. A run
-        with less work than the presolve of the one before did would end where that ended.
+        """Return the best result of runs with more and more work, until one moves nothing.
+
+        Presolve may take more work than the budget of a run. The next runs are left out as long as
+        their budget is not larger than that work: they would end at the same place.
         """
         best: Exact | None = None
         work = -1.0

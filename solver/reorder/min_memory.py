@@ -25,6 +25,8 @@ from apsched.units import ALLOCATION_BYTES
 
 _SMALL_LITERALS = 6_000
 """Order literals up to which the whole problem goes to CP-SAT."""
+_LEAST_COLLECTIVES = 8
+"""Fewer count as these: presolve takes seconds for hundreds of compute nodes even then."""
 _SMALL_PAIRS = 1_500
 """Pairs of blocks of compute up to which CP-SAT decides their order: with some thousands presolve
 alone takes seconds, for each of dozens of runs.
@@ -179,7 +181,7 @@ def floated_model(instance: Instance) -> ExactModel | None:
     """Return the whole formulation of a relaxation: its bounds hold for all schedules of
     ``instance``, and where it has none ``instance`` has none; ``None`` where it is too large.
     """
-    if not is_small(instance.problem):
+    if not is_small(instance.problem):  # before orders are made of a large one
         return None
     relaxed = floated(instance)
     orders = Orders(relaxed)
@@ -216,7 +218,7 @@ def is_small(problem: Problem, orders: Orders | None = None) -> bool:
     """Whether the whole problem goes to CP-SAT; with ``orders`` where it decides the order of the
     compute, too.
     """
-    units = 4 * len(problem.collectives)
+    units = 4 * max(len(problem.collectives), _LEAST_COLLECTIVES)
     if units * (units // 2 + len(problem.compute_order)) > _SMALL_LITERALS:
         return False
     return orders is None or orders.num_open_pairs(_SMALL_PAIRS) <= _SMALL_PAIRS
