@@ -5,12 +5,10 @@ from typing import overload
 
 from apsched.quantities import MemoryCap
 from apsched.whole_step.accumulation import Accumulation
-from apsched.whole_step.accumulation_search import AccumulationAnswer
 from apsched.whole_step.pair import Step
 from apsched.whole_step.search import StepAnswer
-from apsched.whole_step.solve import best_choice
+from apsched.whole_step.solve import Answer, best_choice
 
-Answer = StepAnswer | AccumulationAnswer
 Caps = Sequence[MemoryCap | None]
 
 
@@ -22,8 +20,7 @@ def answers_along_caps(step: Step | Accumulation, caps: Caps) -> Iterator[Answer
     """Yield the answer for ``step`` under each of ``caps``, which ascend; ``None`` is the memory of
     the device.
 
-    Under each cap the choice of the cap before is tried, too: a looser cap keeps nothing that is
-    slower.
+    Under each cap the choice under the cap before is solved, too.
     """
     before: Answer | None = None
     for cap in caps:

@@ -7,11 +7,9 @@ searches differ by chance, so a gain counts as proven only by bounds.
 from dataclasses import dataclass
 
 from apsched.whole_step.accumulation import Accumulation
-from apsched.whole_step.accumulation_search import AccumulationAnswer
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.pair import Step
-from apsched.whole_step.search import StepAnswer
-from apsched.whole_step.solve import best_choice
+from apsched.whole_step.solve import Answer, best_choice
 
 MORE_BYTES = 2**30
 
@@ -20,8 +18,8 @@ MORE_BYTES = 2**30
 class MoreMemory:
     """The answer for a step, and the one under a cap that is looser by ``more_bytes``."""
 
-    now: StepAnswer | AccumulationAnswer
-    more: StepAnswer | AccumulationAnswer
+    now: Answer
+    more: Answer
     more_bytes: int
 
     @property
@@ -53,9 +51,7 @@ class MoreMemory:
 
 
 def with_more_memory(
-    step: Step | Accumulation,
-    now: StepAnswer | AccumulationAnswer,
-    more_bytes: int = MORE_BYTES,
+    step: Step | Accumulation, now: Answer, more_bytes: int = MORE_BYTES
 ) -> MoreMemory:
     """Return the gain from ``more_bytes`` of memory for ``step``; its answer ``now`` must fit."""
     looser = step.with_more(more_bytes)

@@ -87,16 +87,12 @@ class Step:
         forward and a backward graph with FX graphs.
         """
         graphs = pair_of(graphs)
-        caps = [resolve_caps(g, request, progress).memory_cap_bytes for g in graphs]
-        stated = [cap for cap in caps if cap is not None]
-        if request.memory_cap is not None and stated:  # one for both, also above a floor
-            caps = [max(stated)] * 2
         always, never = by_rules(request.plan, [p.name for p in parameters_of(graphs)])
         step = cls(
             graphs=graphs,
             request=request,
             progress=progress,
-            cap_bytes=(caps[0], caps[1]),
+            cap_bytes=_cap_bytes(graphs, request, progress),
             always=always,
             never=never,
         )
@@ -105,7 +101,8 @@ class Step:
     def with_cap(self, memory_cap: MemoryCap | None) -> "Step":
         """Return this step under another memory cap, with the graphs that are made already."""
         request = replace(self.request, memory_cap=memory_cap)
-        return replace(Step.of(self.graphs, request, self.progress), made=self.made)
+        cap_bytes = _cap_bytes(self.graphs, request, self.progress)
+        return replace(self, request=request, cap_bytes=cap_bytes, solved={})
 
     def with_more(self, size_bytes: int) -> "Step":
         """Return this step with memory caps that are looser by ``size_bytes``."""
@@ -206,6 +203,19 @@ class Step:
         if caps.memory_cap_bytes is not None:
             caps = replace(caps, memory_cap_bytes=max(caps.memory_cap_bytes - beside, 0))
         return solve_graph(graph, self.request, Progress(quiet=True), caps=caps)
+
+
+def _cap_bytes(
+    graphs: Graphs, request: SolveRequest, progress: Progress
+) -> tuple[int | None, int | None]:
+    """Return the memory caps of forward and of backward; a stated one is the same for both, also
+    above a floor.
+    """
+    caps = [resolve_caps(graph, request, progress).memory_cap_bytes for graph in graphs]
+    stated = [cap for cap in caps if cap is not None]
+    if request.memory_cap is not None and stated:
+        caps = [max(stated)] * 2
+    return caps[0], caps[1]
 
 
 def pair_of(graphs: Iterable[LoadedGraph], label: str = "keep") -> Graphs:

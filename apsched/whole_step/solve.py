@@ -1,4 +1,6 @@
-"""The graphs of a source solved by request: each alone, or forward and backward as one step."""
+"""The graphs of a source solved by request: each alone, or as one step of one or several
+micro-batches.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +19,8 @@ from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Step, pair_of, parameters_of, with_kept
 from apsched.whole_step.search import StepAnswer, solve_choice, solve_step
 
+Answer = StepAnswer | AccumulationAnswer
+
 
 @dataclass(frozen=True, kw_only=True)
 class SolvedGraphs:
@@ -25,7 +29,7 @@ class SolvedGraphs:
     graphs: tuple[LoadedGraph, ...]
     results: tuple[Result, ...]
     step: Step | Accumulation | None = None
-    answer: StepAnswer | AccumulationAnswer | None = None
+    answer: Answer | None = None
 
 
 def solve_graphs(
@@ -64,7 +68,7 @@ def solve_graphs(
 def best_choice(step: Step) -> StepAnswer: ...
 @overload
 def best_choice(step: Accumulation) -> AccumulationAnswer: ...
-def best_choice(step: Step | Accumulation) -> StepAnswer | AccumulationAnswer:
+def best_choice(step: Step | Accumulation) -> Answer:
     """Return the answer for ``step`` with the fastest choice found."""
     if isinstance(step, Accumulation):
         return solve_accumulation(step, KeepRequest(mode=AUTO))

@@ -11,11 +11,13 @@ from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.report.answer.along_caps import along_caps_json, print_along_caps
 from apsched.report.answer.kept_words import kept_in_words
+from apsched.whole_step import along_caps
 from apsched.whole_step.accumulation import Accumulation
 from apsched.whole_step.accumulation_search import AccumulationAnswer
 from apsched.whole_step.along_caps import frontier
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.pair import Step
+from apsched.whole_step.search import StepAnswer
 from apsched.whole_step.solve import best_choice
 from tests.helpers.graphs.sharded_layers import FlatPrices, captured_layers, loaded_layers
 
@@ -77,6 +79,27 @@ def test_several_micro_batches_share_more_with_more_memory() -> None:
     assert head.split()[-5:] == ["kept", "stay", "gathered", "reduced", "once"]
     assert rows[0].split()[-3:] == ["0", "2", "0"]
     assert rows[-1].split()[-3:] == ["2", "2", "2"]
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+def test_the_choice_under_a_cap_is_known_under_the_next(
+    num_micro_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = loaded_layers(captured_layers((32, 64)), FlatPrices(bytes_per_us=150.0))
+    request = SolveRequest(caps=Caps(), options=SolveOptions(time_slack=0.0, budget=0.0))
+    step = Step.of(graphs, request, Progress(quiet=True))
+    whole = step if num_micro_batches == 1 else Accumulation.of(step, num_micro_batches)
+    low, high = along_caps.range_ends_bytes(whole)
+    known: list[set[Choice]] = []
+
+    def recorded(at_cap: Step | Accumulation) -> StepAnswer | AccumulationAnswer:
+        known.append(set(at_cap.solved))
+        return best_choice(at_cap)
+
+    monkeypatch.setattr(along_caps, "best_choice", recorded)
+    caps = [MemoryCap(size_bytes=size) for size in (low, high, high + 512)]
+    found = [answer.best.kept for answer in along_caps.answers_along_caps(whole, caps)]
+    assert known == [set(), {found[0]}, {found[1]}]
 
 
 @pytest.mark.parametrize(

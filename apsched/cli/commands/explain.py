@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from apsched.pipeline.solve_graph import SolveRequest
     from apsched.progress import Progress
     from apsched.what_if.one_more import Relaxed
-    from apsched.whole_step.accumulation_search import AccumulationAnswer
     from apsched.whole_step.keep_request import KeepRequest
     from apsched.whole_step.one_more import MoreMemory
     from apsched.whole_step.search import StepAnswer
-    from apsched.whole_step.solve import SolvedGraphs
+    from apsched.whole_step.solve import Answer, SolvedGraphs
 
 
 def add_parser(verbs: Any) -> None:
@@ -111,21 +110,15 @@ def _more_memory(
         return with_more_memory(step, answer)
 
 
-def _step_json(
-    answer: "StepAnswer | AccumulationAnswer | None", more: "MoreMemory | None"
-) -> dict[str, Any]:
+def _step_json(answer: "Answer | None", more: "MoreMemory | None") -> dict[str, Any]:
     """Return the step for ``--json``, if the graphs are one."""
-    from apsched.report.answer.accumulation import accumulation_json
     from apsched.report.answer.more_memory import more_memory_json
-    from apsched.report.answer.whole_step import keep_json
-    from apsched.whole_step.accumulation_search import AccumulationAnswer
+    from apsched.report.answer.step import step_entry
 
     if answer is None:
         return {}
-    one_more = {} if more is None else {"one_more": more_memory_json(more)}
-    if isinstance(answer, AccumulationAnswer):
-        return {"accumulate": accumulation_json(answer) | one_more}
-    return {"keep": keep_json(answer) | one_more}
+    name, figures = step_entry(answer)
+    return {name: figures | ({} if more is None else {"one_more": more_memory_json(more)})}
 
 
 def _relaxed(
@@ -169,25 +162,20 @@ def _print(
 
 
 def _step_lines(
-    answer: "StepAnswer | AccumulationAnswer | None",
-    apart: "StepAnswer | None",
-    more: "MoreMemory | None",
+    answer: "Answer | None", apart: "StepAnswer | None", more: "MoreMemory | None"
 ) -> list[str]:
     """Return the answer for the step as text; ``apart`` is that for forward and backward apart,
     whose choice a joint graph makes.
     """
-    from apsched.report.answer.accumulation import accumulation_lines
     from apsched.report.answer.more_memory import more_memory_lines
-    from apsched.report.answer.whole_step import APART, kept_lines
-    from apsched.whole_step.accumulation_search import AccumulationAnswer
+    from apsched.report.answer.step import step_lines
+    from apsched.report.answer.whole_step import APART
 
     lines: list[str] = []
     if apart is not None:
-        lines += (APART, *kept_lines(apart))
-    if isinstance(answer, AccumulationAnswer):
-        lines += accumulation_lines(answer, None)
-    elif answer is not None:
-        lines += kept_lines(answer)
+        lines += (APART, *step_lines(apart))
+    if answer is not None:
+        lines += step_lines(answer)
     if more is not None:
         lines += (f"  {line}" for line in more_memory_lines(more))
     return lines

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from apsched.errors import ApschedError
     from apsched.pipeline.load import LoadedGraph
     from apsched.pipeline.rate import StepRate
-    from apsched.report.answer.along_caps import Answers
     from apsched.whole_step.search import StepAnswer
-    from apsched.whole_step.solve import SolvedGraphs
+    from apsched.whole_step.solve import Answer, SolvedGraphs
 
 
 def add_parser(verbs: Any) -> None:
@@ -175,26 +174,27 @@ def _add_step(
     graphs: "Sequence[LoadedGraph]",
     solved: "SolvedGraphs",
     apart: "StepAnswer | None",
-    along: "Answers",
+    along: "Sequence[Answer]",
 ) -> None:
     """Add the step, if ``graphs`` are one, to the report and to the files of the answer: its choice
     and figures, and the answers along memory caps. ``apart`` is the answer for forward and backward
     apart, whose choice one graph of both makes.
     """
-    from apsched.report.answer.accumulation import accumulation_json
     from apsched.report.answer.along_caps import along_caps_json
+    from apsched.report.answer.step import step_entry
     from apsched.report.answer.whole_step import keep_json
-    from apsched.whole_step.accumulation_search import AccumulationAnswer
     from apsched.whole_step.keep_request import KEPT_FILE, kept_file
     from apsched.whole_step.pair import kept_tensors
+    from apsched.whole_step.search import StepAnswer
 
-    more = {"along_caps": along_caps_json(along)} if along else {}
     answer = solved.answer
-    if isinstance(answer, AccumulationAnswer):
-        report["accumulate"] = accumulation_json(answer) | more
-    elif answer is not None:
-        tensors = kept_tensors(graphs, answer.best.graphs)
-        report["keep"] = keep_json(answer) | {"tensors": tensors} | more
+    if answer is not None:
+        name, figures = step_entry(answer)
+        report[name] = figures
+        if isinstance(answer, StepAnswer):
+            figures["tensors"] = kept_tensors(graphs, answer.best.graphs)
+        if along:
+            figures["along_caps"] = along_caps_json(along)
     if apart is not None:
         report["keep_apart"] = keep_json(apart)
     for chosen in (answer, apart):
@@ -205,7 +205,7 @@ def _add_step(
 def _print_step(
     solved: "SolvedGraphs",
     apart: "StepAnswer | None",
-    along: "Answers",
+    along: "Sequence[Answer]",
     rate: "StepRate | None",
     stdout: TextIO,
 ) -> None:

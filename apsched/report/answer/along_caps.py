@@ -10,12 +10,10 @@ from apsched.report.answer.whole_step import kept_cells, kept_figures
 from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
 from apsched.whole_step.accumulation_search import AccumulationAnswer
-from apsched.whole_step.search import StepAnswer
-
-Answers = Sequence[StepAnswer | AccumulationAnswer]
+from apsched.whole_step.solve import Answer
 
 
-def along_caps_json(answers: Answers) -> list[dict[str, Any]]:
+def along_caps_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """Return the figures of each answer for ``--json``."""
     return [
         {
@@ -28,13 +26,13 @@ def along_caps_json(answers: Answers) -> list[dict[str, Any]]:
     ]
 
 
-def _figures(answer: StepAnswer | AccumulationAnswer) -> dict[str, Any]:
+def _figures(answer: Answer) -> dict[str, Any]:
     if isinstance(answer, AccumulationAnswer):
         return accumulation_figures(answer.best) | {"choice": sorted(answer.best.kept)}
     return kept_figures(answer.best) | {"kept": sorted(answer.best.kept)}
 
 
-def print_along_caps(answers: Answers, stream: TextIO) -> None:
+def print_along_caps(answers: Sequence[Answer], stream: TextIO) -> None:
     """Print memory and step time under each cap, with the choice."""
     several = any(isinstance(answer, AccumulationAnswer) for answer in answers)
     choice = ("kept", "stay gathered", "reduced once") if several else ("kept", "kept bytes")
@@ -49,7 +47,7 @@ def print_along_caps(answers: Answers, stream: TextIO) -> None:
     out.print()
 
 
-def _cells(answer: StepAnswer | AccumulationAnswer, bound: str) -> tuple[str, ...]:
+def _cells(answer: Answer, bound: str) -> tuple[str, ...]:
     if isinstance(answer, AccumulationAnswer):
         kept, held, summed, step, peak, _ = accumulation_cells(answer.best)
         return peak, step or "does not fit", bound, kept, held, summed

@@ -13,7 +13,7 @@ from apsched.units import ticks_to_us
 from apsched.whole_step.accumulation import SolvedAccumulation
 from apsched.whole_step.accumulation_search import AccumulationAnswer
 from apsched.whole_step.keep_request import kept_file
-from apsched.whole_step.search import StepAnswer
+from apsched.whole_step.solve import Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -22,7 +22,7 @@ class StepResult:
     micro-batches in a row.
     """
 
-    answer: StepAnswer | AccumulationAnswer
+    answer: Answer
     kept_tensors: dict[str, tuple[str, ...]]
     """Graph -> nodes whose values are kept, for ``plot_memory``; empty for several micro-batches.
     """
@@ -77,9 +77,8 @@ class StepResult:
         and the frontier of memory and step time among them; of several micro-batches the entry
         ``accumulate``.
         """
-        if isinstance(self.answer, AccumulationAnswer):
-            return accumulation_json(self.answer)
-        return keep_json(self.answer) | {"tensors": self.kept_tensors}
+        name, figures = step_entry(self.answer)
+        return figures | ({"tensors": self.kept_tensors} if name == "keep" else {})
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the names kept to a file that ``--keep`` and ``keep=`` take."""
@@ -87,8 +86,19 @@ class StepResult:
 
     def __repr__(self) -> str:
         """The step, the kept parameters, and memory against step time."""
-        if isinstance(self.answer, AccumulationAnswer):
-            lines = accumulation_lines(self.answer, None)
-        else:
-            lines = kept_lines(self.answer)
+        lines = step_lines(self.answer)
         return "\n".join(("apsched.StepResult", *(f"  {line}" for line in lines)))
+
+
+def step_entry(answer: Answer) -> tuple[str, dict[str, Any]]:
+    """Return the name of the step in ``--json``, and its figures there."""
+    if isinstance(answer, AccumulationAnswer):
+        return "accumulate", accumulation_json(answer)
+    return "keep", keep_json(answer)
+
+
+def step_lines(answer: Answer) -> tuple[str, ...]:
+    """Return the step as text: time and bound, and the choice."""
+    if isinstance(answer, AccumulationAnswer):
+        return accumulation_lines(answer, None)
+    return kept_lines(answer)

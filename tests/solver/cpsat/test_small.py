@@ -127,6 +127,25 @@ def test_an_order_with_thousands_of_open_pairs_does_not_go_to_cp_sat(
     assert any(with_order)
 
 
+def test_few_collectives_and_hundreds_of_nodes_do_not_go_to_cp_sat() -> None:
+    """One gather and a chain, in which no order is open."""
+    assert is_small(chain(150))
+    assert not is_small(chain(200))
+    found = solve(chain(200), Caps(max_compute_move=None), SolveOptions(budget=1.0))
+    assert found.best is not None
+    assert found.solved_by == SolvedBy.SEARCH
+    assert found.best.step_time_ticks - found.bound_ticks <= 10
+
+
+def chain(num_nodes: int) -> Problem:
+    hand = ByHand(prices={"all_gather": line(10)})
+    weight = hand.wait("w", hand.start("all_gather", "g", hand.input("s", 512), 512, 1024))
+    x = hand.input("x", 512)
+    for k in range(num_nodes):
+        x = hand.compute(f"n{k}", 10, x, *([weight] if k == 100 else []), size=512)
+    return hand.output(x)
+
+
 def fan(num_nodes: int) -> Problem:
     hand = ByHand(prices={"all_gather": line(10)})
     weight = hand.wait("w", hand.start("all_gather", "g", hand.input("s", 512), 512, 1024))
