@@ -1,8 +1,9 @@
-"""``python -m benchmarks.micro_batches``: the gain of two micro-batches as one step.
+"""``python -m benchmarks.micro_batches``: the gain of several micro-batches as one step.
 
-Each case is captured with one micro-batch and with two, and solved under the memory of the device.
-Times are per micro-batch: the step of two, divided by two. *Once* adds the gradients of both before
-they are reduced; *each* reduces those of each micro-batch.
+Each case is captured with one micro-batch and with several (two, or the ``--count`` given), and
+solved under the memory of the device. Times are per micro-batch: the step of several, divided by
+their number. *Once* adds the gradients of all before they are reduced; *each* reduces those of each
+micro-batch.
 """
 
 import argparse
@@ -50,6 +51,10 @@ CASES = {
     "llama": Case(model="llama3-8b", mesh="fsdp=8,tp=8", seq_len=8192, num_layers=None),
     "deepseek8": Case(model="deepseek-v3-16b", mesh="fsdp=64,ep=8", seq_len=4096, num_layers=8),
     "deepseek": Case(model="deepseek-v3-16b", mesh="fsdp=64,ep=8", seq_len=4096, num_layers=None),
+    "deepseek2048": Case(
+        model="deepseek-v3-16b", mesh="fsdp=64,ep=8", seq_len=2048, num_layers=None
+    ),
+    "llama70": Case(model="llama3-70b", mesh="fsdp=32,tp=8", seq_len=8192, num_layers=None),
 }
 SMOKE = Case(model="llama3-debug", mesh="fsdp=2,tp=2", seq_len=4096, num_layers=1)
 
@@ -77,6 +82,8 @@ class Effort:
 
     reduces: tuple[str, ...] = ("once",)
     directions: str = "both"
+    count: int = 2
+    """Micro-batches of a step."""
     torch: bool = False
     """Torch's own schedulers, too."""
     budget: float = SolveOptions().budget
@@ -133,17 +140,17 @@ def measured(case: Case, effort: Effort) -> list[Row]:
     for reduce in effort.reduces:
         rows += [
             row
-            for row in rows_of(case, 2, reduce, effort)
+            for row in rows_of(case, effort.count, reduce, effort)
             if row.graph == "backward" or reduce == effort.reduces[0]
         ]
     return rows
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the rows of two micro-batches beside those of one, as Markdown."""
+    """Return the rows of several micro-batches beside those of one, as Markdown."""
     lines = [
         "| case | graph | one at a time | in a row | by turns | torch | interleaved | bound | gap |"
-        " of one at a time | of in a row | peak of one, of two |",
+        " of one at a time | of in a row | peak of one, of several |",
         "|:--|:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     sums: dict[tuple[str, str], list[float]] = {}
@@ -193,22 +200,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help="one small case, less than a minute")
     parser.add_argument("--budget", type=float, default=SolveOptions().budget)
     parser.add_argument("--direction", default="both", choices=("forward", "backward", "both"))
+    parser.add_argument("--count", type=int, default=2, metavar="N", help="micro-batches of a step")
     parser.add_argument("--each", action="store_true", help="also reduce each micro-batch's own")
     parser.add_argument("--torch", action="store_true", help="torch's own schedulers, too")
     parser.add_argument("--out", metavar="DIR", default=str(RESULTS), help="for the results")
+    parser.add_argument("--name", help="of the results (default: the date and micro-batches)")
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.cases) - CASES.keys():
         parser.error(f"expected cases of {', '.join(CASES)}; found {', '.join(sorted(unknown))}")
+    if chosen.count < 2:
+        parser.error(f"--count: expected at least 2 micro-batches, found {chosen.count}")
     if chosen.smoke:
         return _smoke()
     effort = Effort(
         reduces=("once", "each") if chosen.each else ("once",),
         directions=chosen.direction,
+        count=chosen.count,
         torch=chosen.torch,
         budget=chosen.budget,
     )
     rows: list[Row] = []
-    out, name = Path(chosen.out), f"{date.today():%Y-%m-%d}-micro-batches"
+    out, name = Path(chosen.out), chosen.name or f"{date.today():%Y-%m-%d}-micro-batches"
     out.mkdir(parents=True, exist_ok=True)
     for key in chosen.cases or CASES:
         rows += measured(CASES[key], effort)
@@ -222,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def page(rows: Sequence[Row], effort: Effort) -> str:
     """Return the table with a heading and the options that it was made with."""
     return (
-        "# Micro-batches\n\nTimes in ms, of one micro-batch, under the memory of the device;"
+        f"# {effort.count} micro-batches\n\nTimes in ms, of one, under the memory of the device;"
         f" cluster {CLUSTER}, budget {effort.budget:g}, --max-compute-move {MAX_COMPUTE_MOVE}.\n\n"
         f"{table(rows)}\n"
     )
