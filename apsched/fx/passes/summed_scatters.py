@@ -39,8 +39,8 @@ def _with_sums_first(module: GraphModule) -> GraphModule:
             chains = _summed_chains(node)
             if chains is not None:
                 _fuse(node, *chains)
-                finished(result)
                 found = True
+        finished(result)
     return result
 
 
