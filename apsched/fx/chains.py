@@ -12,7 +12,7 @@ The tags are set before the partition: saved tensors carry them into backward.
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch.fx import GraphModule, Node
@@ -45,12 +45,21 @@ def mark_chains(expected: int | None = None) -> Pass:
     return Pass(name="mark_chains", run=run)
 
 
-def set_chains(graph: torch.fx.Graph, *, expected: int | None = None) -> None:
-    """Tag the nodes of ``graph`` in place, as :func:`mark_chains`."""
-    chains = chains_of(graph)
+def set_chains(
+    graph: torch.fx.Graph,
+    *,
+    expected: int | None = None,
+    sources: Collection[Node] | None = None,
+) -> None:
+    """Tag the nodes of ``graph`` in place, as :func:`mark_chains`. ``sources`` are its inputs that
+    belong to one micro-batch, by default those that AOTAutograd describes so.
+    """
+    if sources is None:
+        sources = {node for node in graph.find_nodes(op="placeholder") if _is_source(node)}
+    chains = chains_of(graph, sources)
     found = max(chains.values(), default=-1) + 1
     if expected is not None and found != expected:
-        raise InputError(_refusal(graph, found, expected))
+        raise InputError(_refusal(graph, found, expected, sources))
     for node, chain in chains.items() if found > 1 else ():
         node.meta["custom"] = {**node.meta.get("custom", {}), CHAIN_KEY: chain}
 
@@ -61,11 +70,11 @@ def chain_of(node: Node) -> int:
     return chain if isinstance(chain, int) else -1
 
 
-def chains_of(graph: torch.fx.Graph) -> dict[Node, int]:
+def chains_of(graph: torch.fx.Graph, sources: Collection[Node]) -> dict[Node, int]:
     """Return node -> chain, numbered in the order of the graph, for the nodes of ``graph`` that
-    belong to one.
+    belong to one; ``sources`` are the inputs of one micro-batch each.
     """
-    core = _core(graph)
+    core = _core(graph, sources)
     part_of = _parts(core)
     number: dict[Node, int] = {}
     chains: dict[Node, frozenset[int]] = {}
@@ -78,14 +87,14 @@ def chains_of(graph: torch.fx.Graph) -> dict[Node, int]:
     return {node: min(found) for node, found in chains.items() if len(found) == 1}
 
 
-def _core(graph: torch.fx.Graph) -> set[Node]:
+def _core(graph: torch.fx.Graph, sources: Collection[Node]) -> set[Node]:
     """Return the nodes that depend on a source, are no mere part of it, and lead to a product."""
     depends: set[Node] = set()
     parts: set[Node] = set()
     for node in graph.nodes:
-        if _is_source(node) or any(source in depends for source in node.all_input_nodes):
+        if node in sources or any(source in depends for source in node.all_input_nodes):
             depends.add(node)
-        if _is_source(node) or (_is_view(node) and all(n in parts for n in node.all_input_nodes)):
+        if node in sources or (_is_view(node) and all(n in parts for n in node.all_input_nodes)):
             parts.add(node)
     leads: set[Node] = set()
     for node in reversed(graph.nodes):
@@ -114,11 +123,7 @@ def _parts(core: set[Node]) -> Callable[[Node], Node]:
 
 
 def _is_source(node: Node) -> bool:
-    return (
-        node.op == "placeholder"
-        and node.name.startswith(_PRIMALS)
-        and not is_parameter_or_buffer(node.meta.get("desc"))
-    )
+    return node.name.startswith(_PRIMALS) and not is_parameter_or_buffer(node.meta.get("desc"))
 
 
 def _is_view(node: Node) -> bool:
@@ -138,16 +143,16 @@ def _is_product(node: Node) -> bool:
     return target.overloadpacket in flop_registry or "attention" in name or "grouped_mm" in name
 
 
-def _refusal(graph: torch.fx.Graph, found: int, expected: int) -> str:
+def _refusal(graph: torch.fx.Graph, found: int, expected: int, sources: Collection[Node]) -> str:
     """Return why ``graph`` has no ``expected`` chains: where the inputs of two of them meet."""
     expectation = (
         f"expected {expected} micro-batches that do not depend on each other, found {found}"
         " in the graph"
     )
-    core = _core(graph)
+    core = _core(graph, sources)
     behind: dict[Node, frozenset[Node]] = {}
     for node in graph.nodes:
-        own_sources = frozenset((node,)) if _is_source(node) else frozenset()
+        own_sources = frozenset((node,)) if node in sources else frozenset()
         behind[node] = own_sources.union(*(behind[source] for source in node.all_input_nodes))
         if found < expected and node in core and _meet(node, behind, core):
             return (

@@ -25,11 +25,18 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from apsched.capture.micro_batches import REDUCE_EACH
 from apsched.compiler.schedule_graph import schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
 from apsched.fx.graph_copies import copied
 from apsched.integrations.torchtitan_keep import PassFunction, apsched_keep_pass
+from apsched.integrations.torchtitan_micro_batches import (
+    ALONE,
+    Joined,
+    JoinedMicroBatches,
+    mark_micro_batches,
+)
 from apsched.problem.plan.apply import check_chooses_kept
 from apsched.problem.plan.plan_file import as_plan
 from apsched.torch_compat.compilers import describe_gradients
@@ -54,7 +61,13 @@ _AFTERWARDS = ("schedule_fsdp_comms_to_dense_regions_pass", "ep_overlap_schedule
 _GRAPH_TRAINER = "torchtitan.experiments.graph_trainer"
 
 
-def register(*, keep: str | PathLike[str] | Sequence[str] | None = None, **settings: Any) -> None:
+def register(
+    *,
+    keep: str | PathLike[str] | Sequence[str] | None = None,
+    micro_batches: int = 1,
+    reduce: str = REDUCE_EACH,
+    **settings: Any,
+) -> None:
     """Register the pipeline ``apsched`` with TorchTitan; ``settings`` are those of
     :class:`apsched.compiler.settings.Settings`.
 
@@ -62,6 +75,11 @@ def register(*, keep: str | PathLike[str] | Sequence[str] | None = None, **setti
     ``"auto"``, names or regular expressions, or a file of them, as for :func:`apsched.backend`. It
     takes the place of ``--parallelism.fsdp_reshard_after_forward``; ``None`` leaves that in force.
     Parameters of ``lm_head``, which TorchTitan never gathers again, stay as they are.
+
+    Where the trainer accumulates gradients, ``micro_batches`` of its micro-batches are one graph,
+    which is scheduled with their nodes interleaved. With ``reduce="each"`` each micro-batch reduces
+    its own gradients, as in TorchTitan; with two the sums are the same bit for bit. With ``"once"``
+    the gradients are added before they are reduced.
 
     With ``bitwise=True`` gradients are reduced in the buckets and payload order of eager FSDP2, as
     TorchTitan's own pass does it. A later call takes the place of an earlier one.
@@ -72,44 +90,58 @@ def register(*, keep: str | PathLike[str] | Sequence[str] | None = None, **setti
         for a wrong setting, and without TorchTitan.
     """
     chosen = Settings.of(settings)
+    joined = Joined.of(micro_batches, reduce)
     stated = None
     if keep is not None:
         stated = check_kept_whole(keep_request(keep, "keep"), "keep")
         chosen = replace(chosen, plan=plan_for(as_plan(chosen.plan), stated))
     check_chooses_kept(as_plan(chosen.plan))
     registry = _titan("registry")
-    pipeline = partial(apsched_pipeline, settings=chosen, keep=stated)
+    pipeline = partial(apsched_pipeline, settings=chosen, keep=stated, joined=joined)
     registry.register_pass_pipeline(PIPELINE)(pipeline)
-    registry.register_post_init_hook(PIPELINE)(partial(check_trainer, settings=chosen))
+    registry.register_post_init_hook(PIPELINE)(
+        partial(set_up_trainer, settings=chosen, joined=joined)
+    )
 
 
-def check_trainer(trainer: Any, *, settings: Settings) -> None:
-    """Refuse a trainer with the pipeline ``apsched`` whose steps never run a pipeline: with
-    pipeline parallelism, in another mode than ``aot_fx_trace``, without passes, or with an artifact
-    that was compiled before.
+def set_up_trainer(trainer: Any, *, settings: Settings, joined: Joined = ALONE) -> None:
+    """Have ``trainer`` run ``joined`` of its micro-batches as one graph. Refuse one with the
+    pipeline ``apsched`` whose steps never run a pipeline: with pipeline parallelism, in another
+    mode than ``aot_fx_trace``, without passes, or with an artifact that was compiled before; and
+    one that accumulates another number of micro-batches.
 
     Raises
     ------
     InputError
         with ``on_error="raise"``; with ``"fallback"`` it is a warning.
     """
+    if found := _never_scheduled(trainer):
+        _unscheduled(found, settings)
+    elif joined.count > 1:
+        try:
+            joined.check(trainer.gradient_accumulation_steps)
+        except InputError as error:
+            _refuse(error, "each micro-batch is a graph of its own", settings)
+        else:
+            trainer.forward_backward_step = JoinedMicroBatches(trainer, joined.count)
+
+
+def _never_scheduled(trainer: Any) -> str:
+    """Return why the steps of ``trainer`` never run a pipeline; empty where they do."""
     compile_config = trainer.config.compile
     if trainer.parallel_dims is not None and trainer.parallel_dims.pp_enabled:
-        _unscheduled(
+        return (
             "pipeline parallelism, whose stages are compiled without a pass pipeline: take"
-            " --parallelism.pipeline_parallel_degree 1",
-            settings,
+            " --parallelism.pipeline_parallel_degree 1"
         )
-    elif not compile_config.enable or compile_config.mode != "aot_fx_trace":
-        _unscheduled(
+    if not compile_config.enable or compile_config.mode != "aot_fx_trace":
+        return (
             f"--compile.mode {compile_config.mode}, which has no joint graph: take --compile.enable"
-            " --compile.mode aot_fx_trace",
-            settings,
+            " --compile.mode aot_fx_trace"
         )
-    elif not compile_config.enable_passes:
-        _unscheduled("--compile.enable_passes turned off: turn it on", settings)
-    elif compile_config.precompile_artifact_dir:
-        _unscheduled(_PRECOMPILED, settings)
+    if not compile_config.enable_passes:
+        return "--compile.enable_passes turned off: turn it on"
+    return _PRECOMPILED if compile_config.precompile_artifact_dir else ""
 
 
 _PRECOMPILED = (
@@ -119,13 +151,18 @@ _PRECOMPILED = (
 
 
 def _unscheduled(found: str, settings: Settings) -> None:
-    text = (
+    error = InputError(
         f"--compile.pass_pipeline {PIPELINE}: expected steps that are traced for a pass pipeline,"
         f" found {found}, or choose another pipeline"
     )
+    _refuse(error, "nothing is scheduled", settings)
+
+
+def _refuse(error: InputError, instead: str, settings: Settings) -> None:
+    """Raise ``error``, or with ``on_error="fallback"`` log it and say what happens ``instead``."""
     if settings.on_error == "raise":
-        raise InputError(text)
-    logger.warning("%s; nothing is scheduled", text)
+        raise error
+    logger.warning("%s; %s", error, instead)
 
 
 def apsched_pipeline(
@@ -135,6 +172,7 @@ def apsched_pipeline(
     parallel_dims: Any = None,
     settings: Settings | None = None,
     keep: KeepRequest | None = None,
+    joined: Joined = ALONE,
 ) -> list[PassFunction]:
     """Return TorchTitan's default passes for a traced step, with apsched's in the place of
     :data:`REPLACED`; with ``keep`` also one behind :data:`TAGS`.
@@ -146,6 +184,8 @@ def apsched_pipeline(
     passes: list[PassFunction] = _titan("passes").construct_default_graph_passes(
         traced_result, config, parallel_dims=parallel_dims
     )
+    place = _place_of_tags(passes)
+    passes[place:place] = joined.passes
     names = [pass_name(one) for one in passes]
     if REPLACED not in names:
         if config.compile.precompile_artifact_dir:
@@ -167,6 +207,7 @@ def apsched_pipeline(
         traced_result=traced_result,
         settings=settings,
         held=config.compile.inductor_compilation == "full",
+        joined=joined,
     )
     if keep is None:
         return [*passes[:place], scheduling, *passes[place + 1 :]]
@@ -184,6 +225,11 @@ def apsched_pipeline(
     return [*passes[:tagged], keeping, *between, scheduling, *passes[place + 1 :]]
 
 
+def _place_of_tags(passes: Sequence[PassFunction]) -> int:
+    names = [pass_name(one) for one in passes]
+    return names.index(TAGS) if TAGS in names else 0
+
+
 def apsched_scheduling_pass(
     gm: GraphModule,
     example_inputs: Any = None,
@@ -191,9 +237,10 @@ def apsched_scheduling_pass(
     traced_result: Any,
     settings: Settings,
     held: bool = False,
+    joined: Joined = ALONE,
 ) -> GraphModule:
     """Return the joint graph ``gm`` scheduled; parameters and the order of their gradients are
-    those of ``traced_result``.
+    those of ``traced_result``, and ``joined`` the micro-batches that it has.
     """
     result = copied(gm)
 
@@ -205,7 +252,10 @@ def apsched_scheduling_pass(
                 " parameters; schedules name no gradients"
             )
         describe_gradients(result.graph, gradients)
-        return state_names(gm, traced_result)
+        names_of_state = state_names(gm, traced_result)
+        if joined.count > 1:
+            mark_micro_batches(result, len(names_of_state), joined.count)
+        return names_of_state
 
     return schedule_graph(result, settings, name="joint", parameter_names=names, held=held)
 

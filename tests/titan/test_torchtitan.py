@@ -69,6 +69,25 @@ def test_kept_parameters_are_not_gathered_again_and_change_no_bit(reports):
 
 
 @pytest.mark.alone
+def test_two_micro_batches_as_one_graph_are_bit_for_bit_two_in_a_row(jobs):
+    """With gradients added before they are reduced, losses agree to a millionth."""
+    for report in jobs[2]:
+        in_a_row = report["accumulated"]
+        assert in_a_row["losses"][0] > report["untouched"]["losses"][0], "the sum of two"
+        for case in ("joined", "joined, keep all"):
+            assert report[case]["losses"] == in_a_row["losses"], case
+            assert report[case]["weights"] == in_a_row["weights"], case
+            assert report[case]["micro_batches"] == 2
+            assert report[case]["exact"] is True
+        assert report["joined, keep all"]["again"] == []
+        once = report["joined, reduced once"]
+        assert once["losses"] == pytest.approx(in_a_row["losses"], rel=1e-6)
+        assert once["micro_batches"] == 2
+        assert report["joined"]["reductions"] == 2 * once["reductions"]
+        assert once["reductions"] == report["free"]["reductions"]
+
+
+@pytest.mark.alone
 def test_both_directions_are_scheduled_under_the_names_of_the_state(reports):
     for report in reports:
         found = report["free"]
@@ -229,7 +248,43 @@ def test_a_trainer_whose_steps_ask_for_it_is_taken():
         parallel_dims=SimpleNamespace(pp_enabled=False),
         config=SimpleNamespace(compile=compile_config),
     )
-    integration.check_trainer(trainer, settings=Settings())
+    integration.set_up_trainer(trainer, settings=Settings())
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"micro_batches": 0}, "expected a number of micro-batches, at least 1, found 0"),
+        ({"micro_batches": True}, "expected a number of micro-batches"),
+        ({"micro_batches": 2, "reduce": "never"}, "expected 'once' or 'each', found 'never'"),
+        ({"reduce": "once"}, "set micro_batches"),
+    ],
+)
+def test_wrong_numbers_of_micro_batches_are_refused(asked, found):
+    with pytest.raises(InputError, match=found):
+        integration.register(**asked)
+
+
+def test_a_trainer_that_accumulates_another_number_is_refused_or_left_as_it_is(caplog):
+    from torchtitan.experiments.graph_trainer.configs import GraphTrainerCompileConfig
+    from torchtitan.experiments.graph_trainer.registry import POST_INIT_HOOKS
+
+    trainer = SimpleNamespace(
+        parallel_dims=SimpleNamespace(pp_enabled=False),
+        config=SimpleNamespace(compile=GraphTrainerCompileConfig(enable=True, mode="aot_fx_trace")),
+        gradient_accumulation_steps=3,
+        forward_backward_step=None,
+    )
+    integration.register(micro_batches=2)
+    with pytest.raises(InputError, match=r"a divisor of the 3 micro-batches .*, found 2"):
+        POST_INIT_HOOKS["apsched"](trainer)
+    integration.register(micro_batches=2, on_error="fallback")
+    POST_INIT_HOOKS["apsched"](trainer)
+    assert "each micro-batch is a graph of its own" in caplog.text
+    assert trainer.forward_backward_step is None
+    integration.register(micro_batches=3)
+    POST_INIT_HOOKS["apsched"](trainer)
+    assert trainer.forward_backward_step is not None
 
 
 def test_it_is_chosen_by_name_and_settings_are_checked():

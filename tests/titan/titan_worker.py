@@ -26,6 +26,7 @@ from torchtitan.experiments.graph_trainer.configs import GraphTrainerCompileConf
 from torchtitan.experiments.graph_trainer.llama3 import model_registry
 from torchtitan.experiments.graph_trainer.registry import (
     MEMORY_POLICY_REGISTRY,
+    POST_INIT_HOOKS,
     register_memory_policy,
 )
 from torchtitan.experiments.graph_trainer.simple_fsdp import MixedPrecisionPolicy, data_parallel
@@ -46,6 +47,13 @@ CASES = {
 """Name -> settings of the pipeline."""
 ON_TWO = ("keep none", "keep one block", "keep all")
 """Cases that run on two processes only."""
+ACCUMULATED = {
+    "accumulated": None,
+    "joined": {"micro_batches": 2},
+    "joined, keep all": {"micro_batches": 2, "keep": "all"},
+    "joined, reduced once": {"micro_batches": 2, "reduce": "once"},
+}
+"""Cases with two micro-batches; without settings one after the other, untouched."""
 
 
 def debug_config() -> Any:
@@ -82,14 +90,19 @@ def save_attention(gm: torch.fx.GraphModule, *, config: Any) -> torch.fx.GraphMo
     return gm
 
 
-def graph_trainer(model: torch.nn.Module, model_config: Any, pipeline: str | None) -> GraphTrainer:
+def graph_trainer(
+    model: torch.nn.Module, model_config: Any, pipeline: str | None, num_micro_batches: int
+) -> GraphTrainer:
     """Return a trainer with just what a step needs; without a pipeline the traced graph runs as it
     is.
     """
     trainer: Any = object.__new__(GraphTrainer)
     trainer.loss_fn = CrossEntropyLoss.Config().build()
     trainer.train_context = nullcontext
-    trainer.parallel_dims = None
+    trainer.parallel_dims = SimpleNamespace(pp_enabled=False, cp_enabled=False)
+    trainer.model_parts, trainer.model_config = [model], model_config
+    trainer.ntokens_seen = 0
+    trainer.gradient_accumulation_steps = num_micro_batches
     trainer._traced_step = None
     compile_config = GraphTrainerCompileConfig(
         enable=True,
@@ -103,30 +116,38 @@ def graph_trainer(model: torch.nn.Module, model_config: Any, pipeline: str | Non
         compile=compile_config,
         model_spec=SimpleNamespace(model=model_config),
         parallelism=SimpleNamespace(
-            pipeline_parallel_degree=1, fsdp_reshard_after_forward="default"
+            pipeline_parallel_degree=1,
+            fsdp_reshard_after_forward="default",
+            spmd_backend="default",
         ),
     )
+    if pipeline is not None:
+        POST_INIT_HOOKS[pipeline](trainer)
     return trainer
 
 
-def batch(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens = torch.randint(0, 2048, (1, SEQ_LEN + 1), generator=torch.Generator().manual_seed(rank))
+def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(0, 2048, (1, SEQ_LEN + 1), generator=torch.Generator().manual_seed(seed))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def trained(world_size: int, pipeline: str | None) -> dict[str, Any]:
+def trained(world_size: int, pipeline: str | None, num_micro_batches: int = 1) -> dict[str, Any]:
     """Train for some steps; returns the losses, a hash of the weights after each, and the trainer's
     graph.
     """
     config = debug_config()
     model = sharded_model(config, world_size)
-    trainer = graph_trainer(model, config, pipeline)
-    inputs, labels = batch(dist.get_rank())
+    trainer = graph_trainer(model, config, pipeline, num_micro_batches)
+    batches = [batch(dist.get_rank() + world_size * k) for k in range(num_micro_batches)]
     parameters = list(model.parameters())
     valid = torch.tensor(float(SEQ_LEN * world_size))
     losses, weights = [], []
     for _ in range(NUM_STEPS):
-        loss = trainer._make_fx_forward_backward_step(model, inputs, labels, valid, parameters, {})
+        loss = torch.zeros(())
+        for inputs, labels in batches:
+            loss += trainer.forward_backward_step(
+                input_dict={"input": inputs}, labels=labels, global_valid_tokens=valid
+            ).detach()
         losses.append(loss.item())
         digest = hashlib.sha256()
         with torch.no_grad():
@@ -164,6 +185,8 @@ def told(found: dict[str, Any]) -> dict[str, Any]:
             {f"{c.direction} {problem.keys[c.key].kind}" for c in problem.collectives}
         ),
         "exact": result.round_trip_exact,
+        "reductions": len(problem.collectives) - len(gathered),
+        "micro_batches": len({chain for chain in problem.chains if chain >= 0}),
     }
 
 
@@ -179,6 +202,10 @@ def main(rank: int, world_size: int, folder: Path) -> None:
             continue
         register(budget=0.0, **settings)
         report[name] = told(trained(world_size, "apsched"))
+    for name, settings in ACCUMULATED.items() if world_size == 2 else ():
+        if settings is not None:
+            register(budget=0.0, **settings)
+        report[name] = told(trained(world_size, settings and "apsched", 2))
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
