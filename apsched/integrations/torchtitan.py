@@ -159,7 +159,7 @@ def _unscheduled(found: str, settings: Settings) -> None:
 
 
 def _refuse(error: InputError, instead: str, settings: Settings) -> None:
-    """Raise ``error``, or with ``on_error="fallback"`` log it and say what happens ``instead``."""
+    """Raise ``error``, or with ``on_error="fallback"`` log it with the consequence ``instead``."""
     if settings.on_error == "raise":
         raise error
     logger.warning("%s; %s", error, instead)

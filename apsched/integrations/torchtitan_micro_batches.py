@@ -62,7 +62,7 @@ class Joined:
 
     @property
     def passes(self) -> list[Callable[..., GraphModule]]:
-        """The passes for such a graph before TorchTitan tags what backward repeats."""
+        """The passes for such a graph, to run before TorchTitan tags the nodes that backward repeats."""
         if self.count == 1:
             return []
         return [*[add_first_pass] * (self.reduce == REDUCE_ONCE), losses_first_pass]
