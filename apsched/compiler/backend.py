@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from apsched.capture.micro_batches import REDUCE_EACH, REDUCE_ONCE
 from apsched.compiler.code_cache import with_agreed_code
 from apsched.compiler.inductor_partition import KeepPartition
 from apsched.compiler.inductor_pass import InductorPass, ParameterPass
@@ -22,7 +23,7 @@ from apsched.compiler.schedule_graph import kept_as_it_was, prepare_joint, sched
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
 from apsched.fx.chains import mark_chains
-from apsched.fx.passes.lists import joint_passes
+from apsched.fx.passes.lists import add_before_reducing, joint_passes
 from apsched.fx.passes.roles import classify
 from apsched.fx.passes.run_passes import PassList, run_passes
 from apsched.pipeline.result import Result
@@ -60,6 +61,7 @@ class Backend:
     reshard_after_forward: bool | None
     keep: KeepRequest | None = None
     """The parameters kept from forward to backward; ``None``: as ``reshard_after_forward``."""
+    reduce: str = REDUCE_EACH
     results: list[Result] = field(default_factory=list)
     """The answer for each graph that was scheduled in this process, in the order in which they were
     compiled.
@@ -113,6 +115,7 @@ class Backend:
                 names,
                 self.reshard_after_forward if self.keep is None else True,
                 self.settings,
+                self.reduce,
             ),
             "post_grad_custom_post_pass": InductorPass(self.settings, names, self.results),
         }
@@ -133,12 +136,13 @@ class Backend:
         **options: Any,
     ) -> Pair:
         again = self.reshard_after_forward
+        summed = add_before_reducing() if self.reduce == REDUCE_ONCE else ()
 
         def partition(module: torch.fx.GraphModule) -> Pair:
             return default_partition(module, joint_inputs, **options)
 
         def gathered_again() -> Pair:
-            return partition(run_passes(joint, joint_passes()).module)
+            return partition(run_passes(joint, (*joint_passes(), *summed)).module)
 
         def prepare(agreement: GraphAgreement | None) -> Pair:
             name_parameters(joint.graph, names)
@@ -151,7 +155,7 @@ class Backend:
                 passes = joint_passes(kept=kept_whole(chosen))
             elif again is not None:
                 passes = joint_passes(reshard_after_forward=again)
-            prepared = run_passes(joint, (*passes, mark_chains())).module
+            prepared = run_passes(joint, (*passes, *summed, mark_chains())).module
             return resharded(partition(prepared), kept_in_node(chosen), self.settings)
 
         prepared = prepare_joint(joint, self.settings, prepare)
@@ -176,6 +180,7 @@ def backend(
     inductor: bool = False,
     reshard_after_forward: bool | None = None,
     keep: str | PathLike[str] | Sequence[str] | None = None,
+    reduce: str = REDUCE_EACH,
     **settings: Any,
 ) -> Backend:
     """Return a backend for ``torch.compile`` that schedules the collectives of every graph::
@@ -197,6 +202,10 @@ def backend(
         process rank for all), names or regular expressions, or a file of them, such as the
         ``kept.txt`` of ``apsched solve --keep auto``. Of ``NAME @node`` each process rank keeps one
         part, and gathers the others of its node in backward. In place of ``reshard_after_forward``.
+    reduce
+        When a graph of several micro-batches (:func:`apsched.micro_batches`) reduces its gradients:
+        ``"each"``, those of every micro-batch, as gradient accumulation does; ``"once"``, after
+        they are added, which rounds in another order.
     settings
         See :class:`apsched.compiler.settings.Settings`.
     """
@@ -211,6 +220,8 @@ def backend(
             f"keep: expected it in place of reshard_after_forward, found {keep!r} and"
             f" {reshard_after_forward!r}; leave one out"
         )
+    if reduce not in (REDUCE_ONCE, REDUCE_EACH):
+        raise InputError(f"reduce: expected {REDUCE_ONCE!r} or {REDUCE_EACH!r}, found {reduce!r}")
     keep_stated = None if keep is None else of_one_micro_batch(keep_request(keep, "keep"), "keep")
     chosen = Settings.of(settings)
     chosen.check_traced_by_dynamo()
@@ -222,4 +233,5 @@ def backend(
         inductor=inductor,
         reshard_after_forward=reshard_after_forward,
         keep=keep_stated,
+        reduce=reduce,
     )

@@ -10,6 +10,7 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, GraphModule
 
+from apsched.capture.micro_batches import REDUCE_EACH, REDUCE_ONCE
 from apsched.compiler.code_cache import graph_in_inductor
 from apsched.compiler.fingerprint import fingerprint
 from apsched.compiler.ranks.agreement import GraphAgreement
@@ -18,6 +19,7 @@ from apsched.compiler.schedule_graph import prepare_joint, schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.fx.chains import set_chains
 from apsched.fx.passes.parameters import is_backward, mark_parameters
+from apsched.fx.passes.summed_scatters import put_sums_first
 from apsched.pipeline.result import Result
 from apsched.problem.plan.rules import digest
 from apsched.torch_compat.compilers import name_parameters, replace_graph
@@ -71,15 +73,18 @@ class InductorPass(CustomGraphPass):
 @dataclass(frozen=True, eq=False)
 class ParameterPass(CustomGraphPass):
     """For ``joint_custom_pre_pass``: marks the inputs that are parameters, and whether they are
-    gathered again in backward.
+    gathered again in backward; with ``reduce="once"`` it adds gradients before they are reduced.
     """
 
     names: Mapping[int, str]
     reshard_after_forward: bool | None
     settings: Settings
+    reduce: str = REDUCE_EACH
 
     def __call__(self, graph: Graph) -> None:
         """Tag the nodes of a joint graph in place, or none of them; nothing on others."""
+        if self.reduce == REDUCE_ONCE:  # also where an error leaves the rest: on all process ranks
+            put_sums_first(graph)
         module = graph.owning_module or GraphModule(torch.nn.Module(), graph)
         again = self.reshard_after_forward
         before = {node: dict(node.meta) for node in graph.nodes}
@@ -98,7 +103,7 @@ class ParameterPass(CustomGraphPass):
 
     def uuid(self) -> str:
         """Return a digest of the settings of the pass."""
-        how = ("parameters", self.reshard_after_forward, *sorted(self.names.items()))
+        how = ("parameters", self.reshard_after_forward, self.reduce, *sorted(self.names.items()))
         return digest(map(repr, how))
 
 

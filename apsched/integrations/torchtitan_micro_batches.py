@@ -62,7 +62,7 @@ class Joined:
 
     @property
     def passes(self) -> list[Callable[..., GraphModule]]:
-        """The passes for such a graph, to run before TorchTitan tags the nodes that backward repeats."""
+        """Passes for such a graph, ahead of TorchTitan's tags of nodes that backward repeats."""
         if self.count == 1:
             return []
         return [*[add_first_pass] * (self.reduce == REDUCE_ONCE), losses_first_pass]

@@ -20,6 +20,7 @@ from apsched.compiler.inductor_settings import OFF
 from apsched.compiler.settings import Settings
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
+from apsched.errors import InputError
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from tests.helpers.graphs.inductor_code import (
@@ -99,6 +100,25 @@ def test_the_code_has_the_order_of_the_schedule(mesh, scheduled, codes, preset, 
         )
         assert freed_in_flight(code) == (result.best.num_launches, [])
         assert result.round_trip_exact
+
+
+@pytest.mark.parametrize("reduce", ["each", "once"])
+def test_gradients_of_two_micro_batches_are_reduced_each_or_once(mesh, codes, reduce):
+    model = shard(layers(2), mesh)
+    backend = apsched.backend(inductor=True, reduce=reduce, **QUICK)
+    both = apsched.micro_batches(lambda x: model(x).sum(), 2)
+    step_of(both, backend, torch.randn(4, WIDTH))()
+    kinds = Counter(
+        result.problem.keys[one.key].kind
+        for result in backend.results
+        for one in result.problem.collectives
+    )
+    assert kinds["reduce_scatter"] == {"each": 8, "once": 4}[reduce]
+
+
+def test_a_wrong_word_for_reductions_is_refused():
+    with pytest.raises(InputError, match="expected 'once' or 'each', found 'twice'"):
+        apsched.backend(reduce="twice")
 
 
 @pytest.mark.slow

@@ -42,6 +42,15 @@ def test_on_four_the_forward_graph_that_ran_was_interleaved(jobs):
         assert "chains merged" in report["graphs"][0]["solved_by"]
 
 
+def test_the_backend_adds_gradients_before_it_reduces_them(reports):
+    """On four processes some reductions belong to tensor parallelism."""
+    for report in reports:
+        forward, backward = report["reduced"]
+        assert report["num_parameters"] == 12
+        assert report["once"]["largest_distance"] < TOLERANCE
+        assert report["once"]["reduced"] == [forward, backward - 12]
+
+
 def test_graphs_in_merged_orders_with_random_buckets_give_the_same_bits(reports):
     for report in reports:
         assert report["merged"]["unequal"] == [0] * 6

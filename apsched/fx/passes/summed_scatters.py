@@ -30,18 +30,22 @@ def fuse_summed_scatters() -> Pass:
     return Pass(name="fuse_summed_scatters", run=_with_sums_first)
 
 
-def _with_sums_first(module: GraphModule) -> GraphModule:
-    result = copied(module)
+def put_sums_first(graph: torch.fx.Graph) -> None:
+    """Change ``graph`` in place, as :func:`fuse_summed_scatters`."""
     found = True
     while found:  # a sum of three is two sums
         found = False
-        for node in list(result.graph.nodes):
+        for node in list(graph.nodes):
             chains = _summed_chains(node)
             if chains is not None:
                 _fuse(node, *chains)
                 found = True
-        finished(result)
-    return result
+
+
+def _with_sums_first(module: GraphModule) -> GraphModule:
+    result = copied(module)
+    put_sums_first(result.graph)
+    return finished(result)
 
 
 def _summed_chains(node: Node) -> tuple[Sequence[Node], Sequence[Node]] | None:
@@ -109,3 +113,5 @@ def _fuse(total: Node, first: Sequence[Node], second: Sequence[Node]) -> None:
             )
             before, node = step, new
     total.replace_all_uses_with(node)
+    for old in (total, *reversed(first), *reversed(second)):
+        graph.erase_node(old)  # torch's elimination of dead code keeps each wait

@@ -18,6 +18,7 @@ from apsched.capture.micro_batches import MicroBatchChoice
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.graph.export.export import export_graph
+from apsched.kinds import CollectiveKind
 from apsched.models.build import BuiltModel, build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
@@ -100,6 +101,11 @@ def problem_of(graph, group_ranks) -> Problem:
     return build_problem(export_graph(graph, model, group_ranks=group_ranks))
 
 
+def num_reductions(problem: Problem) -> int:
+    kinds = [problem.keys[one.key].kind for one in problem.collectives]
+    return kinds.count(CollectiveKind.REDUCE_SCATTER)
+
+
 def in_merged_orders(built: BuiltModel, batches: list[Inputs]) -> dict[str, object]:
     """Return how far graphs in merged orders, with random buckets, are from those as captured, and
     gradients added first from those reduced each.
@@ -140,8 +146,15 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     batches = [built.inputs, tuple(tensor.flip(1) for tensor in built.inputs)]
     expected = in_a_row(built.module, batches)
     found, results = as_one_step(built.module, batches)
+    num_parameters = len(list(built.module.parameters()))
+    first_step = slice(1 + 2 * num_parameters)  # gradients and weights
+    once, summed = as_one_step(built.module, batches, reduce="once")
     report = {
         "compiled": compare(expected, found),
+        "num_parameters": num_parameters,
+        "reduced": [num_reductions(result.problem) for result in results],
+        "once": compare(expected[first_step], once[first_step])
+        | {"reduced": [num_reductions(result.problem) for result in summed]},
         "graphs": [
             {
                 "name": result.problem.name,
