@@ -54,7 +54,7 @@ CASES = {
     "deepseek2048": Case(
         model="deepseek-v3-16b", mesh="fsdp=64,ep=8", seq_len=2048, num_layers=None
     ),
-    "llama70": Case(model="llama3-70b", mesh="fsdp=32,tp=8", seq_len=8192, num_layers=None),
+    "llama70": Case(model="llama3-70b", mesh="fsdp=32,tp=8", seq_len=4096, num_layers=None),
 }
 SMOKE = Case(model="llama3-debug", mesh="fsdp=2,tp=2", seq_len=4096, num_layers=1)
 
