@@ -192,13 +192,19 @@ class Problem:
 
     @cached_property
     def captured_chains(self) -> tuple[tuple[int, ...], ...]:
-        """The compute order as captured, each chain apart; shared nodes are one of them."""
+        """The compute order as captured, each chain apart, without nodes of no chain."""
         if not self.chains:
             return (self.captured_order,)
         apart: dict[int, list[int]] = {}
         for node in self.captured_order:
             apart.setdefault(self.chains[node], []).append(node)
+        apart.pop(-1, None)
         return tuple(tuple(nodes) for nodes in apart.values())
+
+    @cached_property
+    def shared_order(self) -> tuple[int, ...]:
+        """The compute nodes of no chain, as captured: sums over micro-batches, masks."""
+        return tuple(n for n in self.captured_order if self.chains and self.chains[n] < 0)
 
     @cached_property
     def captured_places(self) -> dict[int, int]:

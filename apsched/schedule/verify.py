@@ -216,12 +216,15 @@ def _form(problem: Problem, bucket: Bucket) -> list[str]:
 
 def _compute_moves(problem: Problem, position: list[int], caps: Caps) -> list[str]:
     """A compute node keeps its place among the compute nodes of its own chain up to
-    ``max_compute_move``; most graphs have one chain.
+    ``max_compute_move``; most graphs have one chain. A node of no chain follows those it depends
+    on, and has no place to keep: the sums of gradients move with the micro-batches. With 0 they
+    keep theirs, too.
     """
     if caps.max_compute_move is None:
         return []
     wrong = []
-    for chain in problem.captured_chains:
+    still = (problem.shared_order,) if caps.max_compute_move == 0 else ()
+    for chain in (*problem.captured_chains, *still):
         place = {node: k for k, node in enumerate(sorted(chain, key=position.__getitem__))}
         wrong += [
             f"{problem.node_names[node]} moved by {abs(place[node] - k)} compute nodes, more than"

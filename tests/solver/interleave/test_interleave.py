@@ -168,3 +168,15 @@ def test_places_count_in_the_own_chain_of_a_node():
     )
     assert (furthest_move(problem, order), furthest_move(chained, order)) == (2, 1)
     assert len(moved_compute(chained, order)) == 2
+
+
+def test_nodes_of_no_chain_keep_no_place_among_each_other():
+    """Sums over two micro-batches stand where these leave them, as long as anything may move."""
+    by_hand = ByHand()
+    x = by_hand.input("x", 512)
+    sums = [by_hand.compute(f"sum{k}", 1, x, size=512) for k in range(4)]
+    chained = replace(by_hand.output(*sums), chains=(-1,) * 6)
+    order = in_order([0, 4, 2, 3, 1, 5])
+    assert not verify(chained, order, Caps(max_compute_move=1))
+    assert "sum3 moved by 3 compute nodes, more than 0" in verify(chained, order, Caps())
+    assert (furthest_move(chained, order), len(moved_compute(chained, order))) == (0, 0)
