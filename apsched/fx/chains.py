@@ -4,7 +4,8 @@ The dependencies of nodes determine the chains. Inputs of the graph that are nei
 buffers are its *sources*; nodes that depend on no source (gathered parameters, masks) are shared.
 Nodes that lead to a matrix product or attention are the *core* of a graph: the sum of the losses,
 the sum of the gradients of a parameter and its reduction are not among them. Core nodes that depend
-on a source, joined where one takes the result of the other, fall into parts: the chains. A tensor
+on a source, joined where one takes the result of the other, fall into parts: the chains. A part
+without a node of forward is no chain (the gradient of the first weight of a linear model). A tensor
 that micro-batches share joins nothing, and neither do its slices. A node outside of the core
 belongs to the chain that it depends on, where that is one, and is shared otherwise.
 
@@ -27,7 +28,7 @@ from apsched.torch_compat.graphs import is_parameter_or_buffer
 CHAIN_KEY = "apsched_chain"
 """``node.meta["custom"][CHAIN_KEY]`` is the number of the chain of a node; shared ones have none.
 """
-_PRIMALS = "primals"
+_PRIMALS, _TANGENTS = "primals", "tangents"
 
 
 def mark_chains(expected: int | None = None) -> Pass:
@@ -76,10 +77,11 @@ def chains_of(graph: torch.fx.Graph, sources: Collection[Node]) -> dict[Node, in
     """
     core = _core(graph, sources)
     part_of = _parts(core)
+    behind_tangents = _behind_tangents(graph)
     number: dict[Node, int] = {}
     chains: dict[Node, frozenset[int]] = {}
     for node in graph.nodes:
-        if node in core:
+        if node in core and (node not in behind_tangents or part_of(node) in number):
             chains[node] = frozenset((number.setdefault(part_of(node), len(number)),))
         elif node.op == "call_function":
             before = (chains[source] for source in node.all_input_nodes if source in chains)
@@ -103,6 +105,16 @@ def _core(graph: torch.fx.Graph, sources: Collection[Node]) -> set[Node]:
         ):
             leads.add(node)
     return {node for node in leads if node in depends and node not in parts}
+
+
+def _behind_tangents(graph: torch.fx.Graph) -> set[Node]:
+    """Return the nodes of backward, where it takes tangents: those that depend on one."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        tangent = node.op == "placeholder" and node.name.startswith(_TANGENTS)
+        if tangent or any(source in found for source in node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _parts(core: set[Node]) -> Callable[[Node], Node]:

@@ -116,6 +116,15 @@ def test_inference(mesh, run_graphs, mode):
     assert all(s.kept for s in result.problem.storages[:5])
 
 
+def test_a_linear_model_is_one_micro_batch(mesh):
+    """The gradient of its first weight depends on no activation, and is no chain of its own."""
+    linear = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)]
+    model = torch.nn.Sequential(*linear)
+    backend = apsched.backend(**QUICK)
+    torch.compile(shard(model, mesh), backend=backend)(torch.randn(4, WIDTH)).sum().backward()
+    assert [result.problem.chains for result in backend.results] == [(), ()]
+
+
 def test_graph_breaks(mesh):
     backend = apsched.backend(**QUICK)
     compiled = torch.compile(shard(Broken(), mesh), backend=backend)
