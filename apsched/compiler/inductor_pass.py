@@ -15,7 +15,7 @@ from apsched.compiler.code_cache import graph_in_inductor
 from apsched.compiler.fingerprint import fingerprint
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.schedule_captured import RESULT
-from apsched.compiler.schedule_graph import prepare_joint, schedule_graph
+from apsched.compiler.schedule_graph import kept_as_it_was, prepare_joint, schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.fx.chains import set_chains
 from apsched.fx.passes.parameters import is_backward, mark_parameters
@@ -83,8 +83,8 @@ class ParameterPass(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         """Tag the nodes of a joint graph in place, or none of them; nothing on others."""
-        if self.reduce == REDUCE_ONCE:  # also where an error leaves the rest: on all process ranks
-            put_sums_first(graph)
+        if self.reduce == REDUCE_ONCE:
+            self._put_sums_first(graph)
         module = graph.owning_module or GraphModule(torch.nn.Module(), graph)
         again = self.reshard_after_forward
         before = {node: dict(node.meta) for node in graph.nodes}
@@ -100,6 +100,13 @@ class ParameterPass(CustomGraphPass):
         if prepare_joint(module, self.settings, tag) is not tagged:
             for node, meta in before.items():
                 node.meta = meta
+
+    def _put_sums_first(self, graph: Graph) -> None:
+        """Do so on every process rank alike, before they agree on the rest."""
+        try:
+            put_sums_first(graph)
+        except Exception as error:
+            kept_as_it_was(graph, error, self.settings, "the order of sums and reductions")
 
     def uuid(self) -> str:
         """Return a digest of the settings of the pass."""

@@ -116,6 +116,17 @@ def test_gradients_of_two_micro_batches_are_reduced_each_or_once(mesh, codes, re
     assert kinds["reduce_scatter"] == {"each": 8, "once": 4}[reduce]
 
 
+def test_an_error_in_putting_sums_first_leaves_the_graph(mesh, codes, monkeypatch, caplog):
+    def broken(graph: torch.fx.Graph) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("apsched.compiler.inductor_pass.put_sums_first", broken)
+    model = shard(layers(1), mesh)
+    backend = apsched.backend(inductor=True, reduce="once", on_error="fallback", **QUICK)
+    step_of(model, backend, torch.randn(4, WIDTH))()
+    assert "the order of sums and reductions stays unchanged" in caplog.text
+
+
 def test_a_wrong_word_for_reductions_is_refused():
     with pytest.raises(InputError, match="expected 'once' or 'each', found 'twice'"):
         apsched.backend(reduce="twice")
