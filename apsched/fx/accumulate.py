@@ -23,7 +23,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from apsched.fx.collectives import is_all_gather, is_collective
-from apsched.fx.graph_copies import copied, finished, with_graph
+from apsched.fx.graph_copies import copied_graph, finished_with
 from apsched.fx.keep import (
     forward_node_of,
     handed_over,
@@ -141,10 +141,10 @@ def forward_of(forward: GraphModule, held: Iterable[HeldValue], *, first: bool) 
     ``held`` as inputs: both return those that backward does not gather.
     """
     held = tuple(held)
-    module = copied(forward) if first else _taking(forward, held)
-    nodes = {node.name: node for node in module.graph.nodes}
-    _append_outputs(module.graph, [nodes[v.forward] for v in held if v.backward is None])
-    return finished(module)
+    graph = copied_graph(forward.graph) if first else _taking(forward.graph, held)
+    nodes = {node.name: node for node in graph.nodes}
+    _append_outputs(graph, [nodes[v.forward] for v in held if v.backward is None])
+    return finished_with(forward, graph)
 
 
 def backward_of(
@@ -162,8 +162,7 @@ def backward_of(
 
     ``values`` has the fake tensors of the nodes of forward by name.
     """
-    module = copied(backward)
-    graph = module.graph
+    graph = copied_graph(backward.graph)
     nodes = {node.name: node for node in graph.nodes}
     for one in summed:
         value = nodes[one.addend]
@@ -183,7 +182,7 @@ def backward_of(
                 for v in held
             ],
         )
-    return finished(module)
+    return finished_with(backward, graph)
 
 
 def _gather_chains(graph: Graph) -> dict[Node, dict[Node, Node]]:
@@ -249,12 +248,12 @@ def _above(value: Node, chain: Mapping[Node, Node]) -> list[Node]:
     return found
 
 
-def _taking(forward: GraphModule, held: Sequence[HeldValue]) -> GraphModule:
+def _taking(forward: Graph, held: Sequence[HeldValue]) -> Graph:
     """Return a copy of ``forward`` that takes the values ``held`` as inputs, under the names of the
     nodes that make them.
     """
-    graph = empty_graph_like(forward.graph)
-    known = {node.name: node for node in forward.graph.nodes}
+    graph: Graph = empty_graph_like(forward)
+    known = {node.name: node for node in forward.nodes}
     values: dict[Node, Node] = {}
 
     def take() -> None:
@@ -264,14 +263,14 @@ def _taking(forward: GraphModule, held: Sequence[HeldValue]) -> GraphModule:
             values[node].meta = {"val": torch.empty_like(node.meta["val"])}
 
     taken = False
-    for node in forward.graph.nodes:
+    for node in forward.nodes:
         if node.op != "placeholder" and not taken:
             taken = True
             take()
         if node not in values:
             values[node] = graph.node_copy(node, values.__getitem__)
             values[node].meta = dict(node.meta)
-    return with_graph(forward, graph)
+    return graph
 
 
 def _added(graph: Graph, start: Node, value: Node) -> Node:

@@ -11,18 +11,23 @@ def copied(module: GraphModule) -> GraphModule:
     """Return a copy of ``module`` with nodes of its own; names, order and metadata (each a shallow
     copy) stay.
     """
-    graph: torch.fx.Graph = empty_graph_like(module.graph)
+    return with_graph(module, copied_graph(module.graph))
+
+
+def copied_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """Return a copy of ``graph``, as :func:`copied` makes one."""
+    copy: torch.fx.Graph = empty_graph_like(graph)
     values: dict[Node, Node] = {}
-    for node in module.graph.nodes:
-        values[node] = graph.node_copy(node, values.__getitem__)
+    for node in graph.nodes:
+        values[node] = copy.node_copy(node, values.__getitem__)
         values[node].meta = {
             key: dict(value) if key == "custom" else value for key, value in node.meta.items()
         }
-    return with_graph(module, graph)
+    return copy
 
 
 def with_graph(module: GraphModule, graph: torch.fx.Graph) -> GraphModule:
-    """Return a module with ``graph``; the rest is that of ``module``."""
+    """Return a module with ``graph``, compiled; the rest is that of ``module``."""
     made = GraphModule(module, graph, class_name=type(module).__name__)
     made.meta, made.shape_env = dict(module.meta), module.shape_env
     return made
@@ -53,12 +58,24 @@ def finished(module: GraphModule) -> GraphModule:
     removes a wait without a use of its result, with its collective. A call that writes into a
     tensor, draws, or has another effect stays.
     """
-    for node in reversed(list(module.graph.nodes)):
-        if node.op == "call_function" and not node.users and not _has_effect(node):
-            module.graph.erase_node(node)
+    _erase_unused(module.graph)
     module.graph.lint()
     module.recompile()
     return module
+
+
+def finished_with(module: GraphModule, graph: torch.fx.Graph) -> GraphModule:
+    """Return a module with ``graph``, as :func:`finished`, compiled once."""
+    _erase_unused(graph)
+    made = with_graph(module, graph)
+    made.graph.lint()
+    return made
+
+
+def _erase_unused(graph: torch.fx.Graph) -> None:
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and not _has_effect(node):
+            graph.erase_node(node)
 
 
 def _has_effect(node: Node) -> bool:

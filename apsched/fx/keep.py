@@ -38,7 +38,7 @@ from apsched.fx.collectives import (
     tensor_bytes,
     tensors_of,
 )
-from apsched.fx.graph_copies import copied, finished, with_graph
+from apsched.fx.graph_copies import copied_graph, finished_with, with_graph
 from apsched.fx.node_shards import NodeGroup, divisor, gather_in_node, hand_over_part
 from apsched.fx.passes.parameters import serves_alone
 from apsched.fx.passes.partition_replay import mark_saved
@@ -137,9 +137,9 @@ def with_kept(
     A value takes the place of the shard among the outputs of forward and the inputs of backward, or
     the places behind it where backward has another use for the shard.
     """
-    forward = copied(forward)
-    made = {node.name: node for node in forward.graph.nodes}
-    last_use = _last_uses(forward.graph) if in_node else {}
+    graph = copied_graph(forward.graph)
+    made = {node.name: node for node in graph.nodes}
+    last_use = _last_uses(graph) if in_node else {}
     taken: dict[str, list[_Taken]] = {}
     gone: set[str] = set()
     parts: dict[str, str] = {}
@@ -149,16 +149,16 @@ def with_kept(
             value = made[name]
             _forget_recompute(value)
             if group is not None:
-                value = hand_over_part(forward.graph, value, group, last_use[value])
+                value = hand_over_part(graph, value, group, last_use[value])
                 parts[value.name] = one.shard
             mark_saved(value)
             found.append(_Taken(value=value, replaces=repeated, gather=one.gathers[0], group=group))
         handed = [one_value.value for one_value in found]
-        _hand_over(forward.graph, one.passed, handed, drop=one.frees_shard)
+        _hand_over(graph, one.passed, handed, drop=one.frees_shard)
         taken[one.passed] = found
         gone |= {one.passed} if one.frees_shard else set()
-    forward.recompile()
-    return forward, finished(_taking(backward, taken, gone)), parts
+    taking = finished_with(backward, _taking(backward.graph, taken, gone))
+    return with_graph(forward, graph), taking, parts
 
 
 def passed_values(module: GraphModule) -> list[str]:
@@ -174,16 +174,16 @@ def forward_node_of(forward: GraphModule, backward: GraphModule) -> dict[Node, N
 
 
 def _taking(
-    backward: GraphModule, taken: Mapping[str, Sequence[_Taken]], gone: Collection[str]
-) -> GraphModule:
+    backward: torch.fx.Graph, taken: Mapping[str, Sequence[_Taken]], gone: Collection[str]
+) -> torch.fx.Graph:
     """Return a copy of ``backward`` that takes the values of ``taken``, by passed input, as inputs,
     without the inputs ``gone``.
     """
-    graph = empty_graph_like(backward.graph)
+    graph: torch.fx.Graph = empty_graph_like(backward)
     values: dict[Node, Node] = {}
     parts: dict[Node, tuple[Node, Node, NodeGroup]] = {}
-    known = {node.name: node for node in backward.graph.nodes}
-    for node in backward.graph.nodes:
+    known = {node.name: node for node in backward.nodes}
+    for node in backward.nodes:
         if node in parts:
             part, start, group = parts[node]
             values[node] = gather_in_node(graph, part, node, start, group)
@@ -201,7 +201,7 @@ def _taking(
                 values[known[one.replaces]] = value
             else:
                 parts[known[one.replaces]] = value, known[one.gather], one.group
-    return with_graph(backward, graph)
+    return graph
 
 
 def _last_uses(graph: torch.fx.Graph) -> dict[Node, Node]:
