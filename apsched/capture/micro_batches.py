@@ -29,6 +29,19 @@ class MicroBatchChoice:
     reduced, then added, which is bit for bit one micro-batch at a time.
     """
 
+    @classmethod
+    def of(cls, count: object, reduce: object) -> "MicroBatchChoice":
+        """Return the choice of the arguments ``micro_batches`` and ``reduce``; ``InputError`` where
+        they are none.
+        """
+        choice = cls(count=_counted(count, "micro_batches"), reduce=check_reduce(reduce))
+        if choice.count == 1 and reduce == REDUCE_ONCE:
+            raise InputError(
+                f"reduce: expected {REDUCE_EACH!r} for one micro-batch, found {reduce!r}; set"
+                " micro_batches"
+            )
+        return choice
+
     def capture(
         self, module: nn.Module, inputs: tuple[Any, ...], *, passes: PassList = (), **rest: Any
     ) -> Capture:
@@ -95,8 +108,7 @@ def micro_batches(step: Callable[..., torch.Tensor], n: int) -> Callable[..., to
         where ``n`` is no number above 0; in a call, where a batch cannot be split into ``n`` equal
         parts, or ``step`` returns something else than a tensor of one element.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise InputError(f"n: expected a number of micro-batches, at least 1; found {n!r}")
+    n = _counted(n, "n")
     if not callable(step):
         raise InputError(f"step: expected a module or a function, found {type(step).__name__}")
     if isinstance(step, nn.Module):
@@ -106,6 +118,19 @@ def micro_batches(step: Callable[..., torch.Tensor], n: int) -> Callable[..., to
         return _summed(step, n, inputs, keywords)
 
     return summed
+
+
+def check_reduce(reduce: object) -> str:
+    """Return ``reduce``; ``InputError`` where it is none of the two words."""
+    if reduce in (REDUCE_ONCE, REDUCE_EACH):
+        return str(reduce)
+    raise InputError(f"reduce: expected {REDUCE_ONCE!r} or {REDUCE_EACH!r}, found {reduce!r}")
+
+
+def _counted(n: object, name: str) -> int:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise InputError(f"{name}: expected a number of micro-batches, at least 1; found {n!r}")
+    return n
 
 
 def copies_of(inputs: Sequence[Any], n: int) -> tuple[tuple[Any, ...], ...]:

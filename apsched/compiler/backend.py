@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from apsched.capture.micro_batches import REDUCE_EACH, REDUCE_ONCE
+from apsched.capture.micro_batches import REDUCE_EACH, REDUCE_ONCE, check_reduce
 from apsched.compiler.code_cache import with_agreed_code
 from apsched.compiler.inductor_partition import KeepPartition
 from apsched.compiler.inductor_pass import InductorPass, ParameterPass
@@ -62,6 +62,7 @@ class Backend:
     keep: KeepRequest | None = None
     """The parameters kept from forward to backward; ``None``: as ``reshard_after_forward``."""
     reduce: str = REDUCE_EACH
+    """When the gradients of several micro-batches of one graph are reduced."""
     results: list[Result] = field(default_factory=list)
     """The answer for each graph that was scheduled in this process, in the order in which they were
     compiled.
@@ -220,8 +221,6 @@ def backend(
             f"keep: expected it in place of reshard_after_forward, found {keep!r} and"
             f" {reshard_after_forward!r}; leave one out"
         )
-    if reduce not in (REDUCE_ONCE, REDUCE_EACH):
-        raise InputError(f"reduce: expected {REDUCE_ONCE!r} or {REDUCE_EACH!r}, found {reduce!r}")
     keep_stated = None if keep is None else of_one_micro_batch(keep_request(keep, "keep"), "keep")
     chosen = Settings.of(settings)
     chosen.check_traced_by_dynamo()
@@ -233,5 +232,5 @@ def backend(
         inductor=inductor,
         reshard_after_forward=reshard_after_forward,
         keep=keep_stated,
-        reduce=reduce,
+        reduce=check_reduce(reduce),
     )

@@ -102,7 +102,9 @@ class ParameterPass(CustomGraphPass):
                 node.meta = meta
 
     def _put_sums_first(self, graph: Graph) -> None:
-        """Do so on every process rank alike, before they agree on the rest."""
+        """Add gradients of ``graph`` before they are reduced, on every process rank alike: ahead of
+        the rest, on which they agree.
+        """
         try:
             put_sums_first(graph)
         except Exception as error:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from apsched.capture.micro_batches import REDUCE_EACH
+from apsched.capture.micro_batches import REDUCE_EACH, MicroBatchChoice
 from apsched.compiler.schedule_graph import schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
@@ -33,9 +33,10 @@ from apsched.fx.graph_copies import copied
 from apsched.integrations.torchtitan_keep import PassFunction, apsched_keep_pass
 from apsched.integrations.torchtitan_micro_batches import (
     ALONE,
-    Joined,
     JoinedMicroBatches,
+    check_accumulation,
     mark_micro_batches,
+    passes_before_tags,
 )
 from apsched.problem.plan.apply import check_chooses_kept
 from apsched.problem.plan.plan_file import as_plan
@@ -90,7 +91,7 @@ def register(
         for a wrong setting, and without TorchTitan.
     """
     chosen = Settings.of(settings)
-    joined = Joined.of(micro_batches, reduce)
+    joined = MicroBatchChoice.of(micro_batches, reduce)
     stated = None
     if keep is not None:
         stated = check_kept_whole(keep_request(keep, "keep"), "keep")
@@ -104,7 +105,7 @@ def register(
     )
 
 
-def set_up_trainer(trainer: Any, *, settings: Settings, joined: Joined = ALONE) -> None:
+def set_up_trainer(trainer: Any, *, settings: Settings, joined: MicroBatchChoice = ALONE) -> None:
     """Have ``trainer`` run ``joined`` of its micro-batches as one graph. Refuse one with the
     pipeline ``apsched`` whose steps never run a pipeline: with pipeline parallelism, in another
     mode than ``aot_fx_trace``, without passes, or with an artifact that was compiled before; and
@@ -119,7 +120,7 @@ def set_up_trainer(trainer: Any, *, settings: Settings, joined: Joined = ALONE) 
         _unscheduled(found, settings)
     elif joined.count > 1:
         try:
-            joined.check(trainer.gradient_accumulation_steps)
+            check_accumulation(trainer.gradient_accumulation_steps, joined.count)
         except InputError as error:
             _refuse(error, "each micro-batch is a graph of its own", settings)
         else:
@@ -172,7 +173,7 @@ def apsched_pipeline(
     parallel_dims: Any = None,
     settings: Settings | None = None,
     keep: KeepRequest | None = None,
-    joined: Joined = ALONE,
+    joined: MicroBatchChoice = ALONE,
 ) -> list[PassFunction]:
     """Return TorchTitan's default passes for a traced step, with apsched's in the place of
     :data:`REPLACED`; with ``keep`` also one behind :data:`TAGS`.
@@ -184,8 +185,8 @@ def apsched_pipeline(
     passes: list[PassFunction] = _titan("passes").construct_default_graph_passes(
         traced_result, config, parallel_dims=parallel_dims
     )
-    place = _place_of_tags(passes)
-    passes[place:place] = joined.passes
+    first = _place_of_tags(passes)
+    passes[first:first] = passes_before_tags(joined)
     names = [pass_name(one) for one in passes]
     if REPLACED not in names:
         if config.compile.precompile_artifact_dir:
@@ -237,7 +238,7 @@ def apsched_scheduling_pass(
     traced_result: Any,
     settings: Settings,
     held: bool = False,
-    joined: Joined = ALONE,
+    joined: MicroBatchChoice = ALONE,
 ) -> GraphModule:
     """Return the joint graph ``gm`` scheduled; parameters and the order of their gradients are
     those of ``traced_result``, and ``joined`` the micro-batches that it has.

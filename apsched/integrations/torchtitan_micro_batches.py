@@ -7,7 +7,6 @@ forward and backward of the whole group.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 
-from apsched.capture.micro_batches import REDUCE_EACH, REDUCE_ONCE, MicroBatches
+from apsched.capture.micro_batches import REDUCE_EACH, MicroBatchChoice, MicroBatches
 from apsched.errors import InputError
 from apsched.fx.chains import set_chains
 from apsched.fx.graph_copies import finished
@@ -26,49 +25,28 @@ from apsched.fx.passes.run_passes import run_passes
 _aten = torch.ops.aten
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
-    """The number of micro-batches of one graph, and when their gradients are reduced."""
-
-    count: int = 1
-    reduce: str = REDUCE_EACH
-
-    @classmethod
-    def of(cls, count: object, reduce: object) -> "Joined":
-        """Return the choice; ``InputError`` where it is none."""
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InputError(
-                f"micro_batches: expected a number of micro-batches, at least 1, found {count!r}"
-            )
-        if reduce not in (REDUCE_ONCE, REDUCE_EACH):
-            raise InputError(
-                f"reduce: expected {REDUCE_ONCE!r} or {REDUCE_EACH!r}, found {reduce!r}"
-            )
-        if count == 1 and reduce == REDUCE_ONCE:
-            raise InputError(
-                f"reduce: expected {REDUCE_EACH!r} for one micro-batch, found {reduce!r}; set"
-                " micro_batches"
-            )
-        return cls(count=count, reduce=str(reduce))
-
-    def check(self, num_steps: int) -> None:
-        """Raise InputError where ``num_steps`` micro-batches cannot be run in such groups."""
-        if num_steps % self.count:
-            raise InputError(
-                f"micro_batches: expected a divisor of the {num_steps} micro-batches that"
-                f" TorchTitan accumulates, found {self.count}; change --training.global_batch_size,"
-                " or register(micro_batches=...)"
-            )
-
-    @property
-    def passes(self) -> list[Callable[..., GraphModule]]:
-        """Passes for such a graph, ahead of TorchTitan's tags of nodes that backward repeats."""
-        if self.count == 1:
-            return []
-        return [*[add_first_pass] * (self.reduce == REDUCE_ONCE), losses_first_pass]
+ALONE = MicroBatchChoice(reduce=REDUCE_EACH)
 
 
-ALONE = Joined()
+def check_accumulation(num_steps: int, count: int) -> None:
+    """Raise InputError where ``num_steps`` micro-batches cannot be run in groups of ``count``."""
+    if num_steps % count:
+        raise InputError(
+            f"micro_batches: expected a divisor of the {num_steps} micro-batches that TorchTitan"
+            f" accumulates, found {count}; change --training.global_batch_size, or"
+            " register(micro_batches=...)"
+        )
+
+
+def passes_before_tags(joined: MicroBatchChoice) -> list[Callable[..., GraphModule]]:
+    """Return the passes for the joint graph of several micro-batches that run before TorchTitan
+    tags the nodes that backward repeats.
+    """
+    if joined.count == 1:
+        return []
+    if joined.reduce == REDUCE_EACH:
+        return [losses_first_pass]
+    return [add_first_pass, losses_first_pass]
 
 
 class JoinedMicroBatches:
@@ -135,12 +113,11 @@ def losses_first_pass(gm: GraphModule, example_inputs: Any = None) -> GraphModul
             early.add(node)
         if node in early:
             early.update(given for given in node.all_input_nodes if is_backward(given))
-    late = next((n for n in gm.graph.nodes if is_backward(n) and n not in early), None)
-    behind = False
-    for node in list(gm.graph.nodes):
-        behind = behind or node is late
-        if behind and node in early and late is not None:
-            late.prepend(node)
+    order = list(gm.graph.nodes)
+    late = next((k for k, n in enumerate(order) if is_backward(n) and n not in early), len(order))
+    for node in order[late:]:
+        if node in early:
+            order[late].prepend(node)
     gm.graph.lint()
     gm.recompile()
     return gm
@@ -193,17 +170,17 @@ def _has_batch(placeholder: torch.fx.Node) -> bool:
 
 
 def _without_value(gm: GraphModule) -> None:
-    """Replace ``ones_like`` by ``full``: the gradient of the loss does not depend on its value, so
-    that backward of one micro-batch does not wait for the loss of another one.
+    """Replace ``ones_like`` of a scalar by ``full``: the gradient of the loss does not depend on
+    its value, so that backward of one micro-batch does not wait for the loss of another one.
     """
     for node in gm.graph.find_nodes(op="call_function", target=_aten.ones_like.default):
         value = node.meta["val"]
-        if not all(isinstance(size, int) for size in value.shape):
+        if value.dim():
             continue
         with gm.graph.inserting_before(node):
             full = gm.graph.call_function(
                 _aten.full.default,
-                (list(value.shape), 1),
+                ([], 1),
                 {"dtype": value.dtype, "device": value.device, "pin_memory": False},
             )
         full.meta = dict(node.meta)

@@ -83,6 +83,7 @@ def test_two_micro_batches_as_one_graph_are_bit_for_bit_two_in_a_row(jobs):
         once = report["joined, reduced once"]
         assert once["losses"] == pytest.approx(in_a_row["losses"], rel=1e-6)
         assert once["micro_batches"] == 2
+        assert report["joined"]["again"] == report["free"]["again"], "once for both"
         assert report["joined"]["reductions"] == 2 * once["reductions"]
         assert once["reductions"] == report["free"]["reductions"]
 
@@ -249,12 +250,13 @@ def test_a_trainer_whose_steps_ask_for_it_is_taken():
         config=SimpleNamespace(compile=compile_config),
     )
     integration.set_up_trainer(trainer, settings=Settings())
+    assert not hasattr(trainer, "forward_backward_step"), "its own, of one micro-batch"
 
 
 @pytest.mark.parametrize(
     ("asked", "found"),
     [
-        ({"micro_batches": 0}, "expected a number of micro-batches, at least 1, found 0"),
+        ({"micro_batches": 0}, "expected a number of micro-batches, at least 1; found 0"),
         ({"micro_batches": True}, "expected a number of micro-batches"),
         ({"micro_batches": 2, "reduce": "never"}, "expected 'once' or 'each', found 'never'"),
         ({"reduce": "once"}, "set micro_batches"),
