@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import apsched
 from apsched.capture.fake_world import world
 from apsched.compiler import fingerprint, schedule_graph
+from apsched.compiler.inductor_pass import ParameterPass
 from apsched.compiler.inductor_settings import OFF
 from apsched.compiler.settings import Settings
 from apsched.costs.cluster_model import ClusterCostModel
@@ -416,3 +417,8 @@ def test_a_fingerprint_names_all_settings():
         "cache",
         "cache_limit",
     }
+
+
+def test_the_cache_tells_when_gradients_are_reduced():
+    passes = [ParameterPass({}, None, Settings(), reduce) for reduce in ("each", "once")]
+    assert len({one.uuid() for one in passes}) == 2
