@@ -32,12 +32,12 @@ from apsched.problem.plan.plan_file import as_plan
 from apsched.torch_compat.compilers import (
     aot_compiled,
     boxed,
-    custom_passes,
     default_partition,
     dynamo_parameters,
     inductor_compiled,
     inductor_setting,
     name_parameters,
+    with_custom_pass,
 )
 from apsched.whole_step.choices import Choice, kept_in_node, kept_whole
 from apsched.whole_step.keep_request import (
@@ -121,7 +121,7 @@ class Backend:
             "post_grad_custom_post_pass": InductorPass(self.settings, names, self.results),
         }
         patches = {name: OFF[name] for name in switched_on()} | {
-            name: [*custom_passes(inductor_setting(name)), own] for name, own in hooks.items()
+            name: with_custom_pass(inductor_setting(name), own) for name, own in hooks.items()
         }
         if self.keep is None:
             return patches

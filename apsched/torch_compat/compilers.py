@@ -273,6 +273,37 @@ def custom_passes(setting: Any) -> list[Any]:
     return list(setting) if isinstance(setting, list | tuple) else [setting]
 
 
+def with_custom_pass(setting: Any, own: Any) -> Any:
+    """Return the value of one of Inductor's hooks with the pass ``own`` behind those of
+    ``setting``: a list, or one pass that runs all of them, since torch 2.11 takes no list
+    (torch/_inductor/custom_graph_pass.py, get_custom_graph_passes).
+    """
+    from torch._inductor import custom_graph_pass
+
+    passes = [*custom_passes(setting), own]
+    if hasattr(custom_graph_pass, "get_custom_graph_passes"):
+        return passes
+    return own if len(passes) == 1 else passes_in_a_row(passes)
+
+
+def passes_in_a_row(passes: Sequence[Any]) -> Any:
+    """Return one pass that runs ``passes``; its key is theirs, and none where one of them has none
+    (torch/_inductor/custom_graph_pass.py, CustomGraphPass).
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class InARow(CustomGraphPass):
+        def __call__(self, graph: Any) -> None:
+            for each in passes:
+                each(graph)
+
+        def uuid(self) -> Any:
+            keys = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in passes]
+            return None if None in keys else tuple(keys)
+
+    return InARow()
+
+
 def inductor_setting(name: str) -> Any:
     """Return one of Inductor's settings; ``None`` where this version has none of that name
     (torch/_inductor/config.py).

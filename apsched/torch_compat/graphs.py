@@ -326,11 +326,12 @@ def quiet_fake_tensors() -> Iterator[None]:
         log.disabled = before
 
 
-def hold_stream() -> None:
-    """Keep the current CUDA stream busy for about a millisecond, while the host gets ahead
-    (torch/cuda/__init__.py, _sleep).
+def hold_stream(duration_us: float) -> None:
+    """Keep the current CUDA stream busy for at least about ``duration_us``, while the host gets
+    ahead (torch/cuda/__init__.py, _sleep, which counts cycles; no GPU has more than 2,500 of them
+    in a microsecond).
     """
-    torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(round(2_500 * duration_us))  # type: ignore[no-untyped-call]
 
 
 def group_of_name(group_name: str) -> Any:

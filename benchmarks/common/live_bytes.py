@@ -3,7 +3,7 @@ that a DAG predicts for the same graph.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -28,6 +28,8 @@ def run_counting(
     kept: frozenset[str] = frozenset(),
     *,
     expected: Sequence[int] = (),
+    count: bool = True,
+    ran: Callable[[int], None] | None = None,
 ) -> tuple[Any, list[int]]:
     """Run ``module`` on ``boxed`` (emptied, as a boxed call does) and return its outputs and the
     bytes live at each node.
@@ -35,12 +37,15 @@ def run_counting(
     Values die as in the code that FX generates: after the node that uses them last, or at once
     without a use. The caller holds ``kept`` inputs. The input of a collective is held until its
     wait where the record says so. A real process group lets go of tensors in a thread of its own, a
-    moment after the wait: where more is live than ``expected``, that moment is given.
+    moment after the wait: where more is live than ``expected``, that moment is given. Without
+    ``count`` the bytes are 0: a device counts them itself. ``ran`` is called with the rank of each
+    node that ran, before its dead values go.
     """
     nodes = list(module.graph.nodes)
     dying = _dying(nodes)
     records = [dag.nodes[rank]["record"] for rank in range(len(nodes))]
     held_until: dict[int, list[Any]] = {}
+    note = _note if count else _no_note
     seen: dict[int, tuple[StorageWeakRef, int]] = {}
     caller: list[Any] = []
     environment: dict[Node, Any] = {}
@@ -48,12 +53,12 @@ def run_counting(
     placeholders = [n for n in nodes if n.op == "placeholder"]
     for node, value in zip(placeholders, boxed, strict=True):
         environment[node] = value
-        _note(value, seen)
+        note(value, seen)
         if node.name in kept:
             caller.append(value)
     for node in nodes:
         if node.op == "get_attr":
-            _note(Interpreter(module).fetch_attr(node.target), seen)
+            note(Interpreter(module).fetch_attr(node.target), seen)
     boxed.clear()
     result = None
     value = None
@@ -67,7 +72,7 @@ def run_counting(
                 args, kwargs = map_arg((node.args, node.kwargs), lambda n: environment[n])
                 environment[node] = node.target(*args, **kwargs)
                 del args, kwargs
-                _note(environment[node], seen)
+                note(environment[node], seen)
             collective = records[rank].collective
             if collective is not None and collective.holds_input:
                 held_until.setdefault(collective.wait, []).extend(
@@ -79,6 +84,8 @@ def run_counting(
                     break
                 time.sleep(0.001)
                 live[-1] = _count(seen)
+            if ran is not None:
+                ran(rank)
             held_until.pop(rank, None)
             for dead in dying[rank]:
                 environment.pop(dead)
@@ -112,6 +119,10 @@ def _note(value: object, seen: dict[int, tuple[StorageWeakRef, int]]) -> None:
         if isinstance(leaf, torch.Tensor):
             reference = StorageWeakRef(leaf.untyped_storage())  # type: ignore[no-untyped-call]
             seen[reference.cdata] = (reference, allocated_bytes(leaf.untyped_storage().nbytes()))
+
+
+def _no_note(value: object, seen: dict[int, tuple[StorageWeakRef, int]]) -> None:
+    """Note nothing."""
 
 
 def _count(seen: dict[int, tuple[StorageWeakRef, int]]) -> int:

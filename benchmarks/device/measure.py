@@ -3,18 +3,23 @@ Without a GPU, the command prints that and stops.
 
 A fake process group stands for the job (collectives do nothing), so one device runs one process
 rank of 64: the graphs of LLaMA-3 8B, forward and backward, are run for real, as captured and under
-every schedule. Memory: ``torch.cuda.max_memory_allocated`` against the predicted peak,
-``max_memory_reserved`` beside it. Compute: each distinct operator timed alone (as ``apsched
+every schedule. Memory: the bytes that the caching allocator gives against the predicted peak, node
+by node, and the bytes that it reserves. Compute: each distinct operator timed alone (as ``apsched
 calibrate --measure`` does) against the formulas of the cluster, by class of operator, the copies of
-buckets included; and the time of a launch on the compute stream. Exit status: 0 done, or no GPU
-here; 1 a peak is off by more than 1 %; 2 wrong use.
+buckets included; and the time of a launch on the compute stream. Step times: with a network that
+takes the predicted time (:mod:`benchmarks.device.network`), launched by Python and as a CUDA graph,
+against the prediction from the measured operators. Exit status: 0 done, or no GPU here; 1 a peak is
+off by more than 1 %; 2 wrong use.
+
+``python -m benchmarks.device.surfaces`` trains under each surface of a job, on NCCL.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -29,6 +34,9 @@ from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.compute.operation import operator_of
+from apsched.costs.measured import MeasuredCosts
+from apsched.costs.measured_model import MeasuredCostModel
+from apsched.costs.model import CostModel
 from apsched.errors import ApschedError
 from apsched.graph.export.export import export_graph
 from apsched.kinds import NodeKind
@@ -43,10 +51,13 @@ from apsched.solver import solve
 from apsched.torch_compat.sizes import size_hint
 from apsched.writeback.write_back import write_back
 from benchmarks.common.live_bytes import live_bytes_of, run_counting
+from benchmarks.device.steps import StepTime, step_rows, step_times
 
 NO_GPU = "Skipped: no CUDA device here. Nothing is estimated in its place."
 WITHIN = 0.01
 _MIB = 2**20
+OWN = "apsched"
+Save = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +71,10 @@ class Peak:
     """As the device's allocator says; on a CPU, as counted node by node."""
     reserved_bytes: int
     """Bytes that the allocator reserved; 0 on a CPU."""
+    scratch_bytes: Mapping[str, int]
+    """Operators of nodes at which more (or less) is allocated than predicted, and by how much at
+    most: memory that a kernel takes for itself, and gives back.
+    """
 
     @property
     def off(self) -> float:
@@ -91,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seq", metavar="NUMBER", default="2048", help="sequence length (default 2048)"
     )
+    parser.add_argument("--layers", metavar="NUMBER", help="number of layers (default: all)")
     parser.add_argument("--cluster", default="h100", help="whose formulas predict (default h100)")
     parser.add_argument(
         "--budget", metavar="WORK", default="4", help="of the solver for each graph (default 4)"
@@ -100,6 +116,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=("cuda", "cpu"),
         default="cuda",
         help="cpu: the same, counted node by node, at small sizes",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="the numbers, written again after each one"
     )
     parser.add_argument("--json", action="store_true", help="the numbers instead of tables")
     args = parser.parse_args(arguments)
@@ -111,9 +130,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             args.preset,
             MeshSpec.parse(args.mesh),
             parse_count(args.seq, "--seq", least=8),
+            num_layers=args.layers and parse_count(args.layers, "--layers", least=1),
             cluster=args.cluster,
             budget=parse_number(args.budget, "--budget"),
             device=torch.device(args.device),
+            save=lambda now: args.out and args.out.write_text(json.dumps(now)),
         )
     except ApschedError as error:
         print(f"benchmarks.device: error: {error}", file=sys.stderr)
@@ -123,54 +144,85 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measured(
-    preset: str, mesh: MeshSpec, seq_len: int, *, cluster: str, budget: float, device: torch.device
+    preset: str,
+    mesh: MeshSpec,
+    seq_len: int,
+    *,
+    num_layers: int | None = None,
+    cluster: str,
+    budget: float,
+    device: torch.device,
+    save: Save = lambda _: None,
 ) -> dict[str, Any]:
-    """Return peaks, operator classes and the price of a launch, as JSON has them."""
-    with world(mesh.world_size):
-        capture = capture_built(build(preset, mesh=mesh, seq_len=seq_len, device=device.type))
-        ranks = {name: ranks for name, ranks in capture.group_ranks.items() if ranks}
-        model = ClusterCostModel(load_cluster(cluster), ranks, fused=False)
-        modules = _schedules(capture, model, ranks, budget)
-        _warm_up(device)
-        peaks, classes = [], []
-        for name, pair in modules.items():
-            dags = [
-                export_graph(replace(c, module=m), model, group_ranks=ranks)
-                for c, m in zip(capture.graphs, pair, strict=True)
-            ]
-            peaks += [
-                _peak(name, c, m, dag, device)
-                for c, m, dag in zip(capture.graphs, pair, dags, strict=True)
-            ]
-            if name in (AS_CAPTURED, "apsched"):
-                classes += _classes(
-                    list(zip(pair, dags, strict=True)), device, cluster, copies=name == "apsched"
-                )
-    return {
-        "model": f"{preset}, {mesh}, sequences of {seq_len}",
+    """Return peaks, operator classes, step times and the price of a launch, as JSON has them;
+    ``save`` gets the numbers so far after each of them.
+    """
+    found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "cluster": cluster,
-        "peaks": [asdict(peak) for peak in peaks],
-        "classes": [asdict(one) for one in classes],
-        "launch_us": {"predicted": model.cluster.launch_us, "measured": _launch_us(device)},
+        "notes": [],
+        "peaks": [],
+        "classes": [],
+        "steps": [],
     }
+    with world(mesh.world_size):
+        built = build(preset, mesh=mesh, seq_len=seq_len, num_layers=num_layers, device=device.type)
+        found["model"] = f"{preset}, {built.num_layers} layers, {mesh}, sequences of {seq_len}"
+        capture = capture_built(built)
+        ranks = {name: ranks for name, ranks in capture.group_ranks.items() if ranks}
+        formulas = ClusterCostModel(load_cluster(cluster), ranks, fused=False)
+        _warm_up(device)
+        found["launch_us"] = {
+            "predicted": formulas.cluster.launch_us,
+            "measured": _launch_us(device),
+        }
+        timed = measure_compute(
+            [(c.module, export_graph(c, formulas, group_ranks=ranks)) for c in capture.graphs],
+            device,
+            cluster,
+            fused=False,
+        )
+        found["notes"] += [f"{name} cannot run here: {why}" for name, why in timed.failed.items()]
+        model = MeasuredCostModel(timed.costs, formulas, ranks)
+        modules = _schedules(capture, model, ranks, budget, found["notes"])
+        for one in step_times(capture.graphs, modules, model, ranks, device):
+            found["steps"].append(asdict(one))
+            save(found)
+        for name, pair in modules.items():
+            dags = [
+                export_graph(replace(c, module=m), formulas, group_ranks=ranks)
+                for c, m in zip(capture.graphs, pair, strict=True)
+            ]
+            for captured, module, dag in zip(capture.graphs, pair, dags, strict=True):
+                found["peaks"].append(asdict(_peak(name, captured, module, dag, device)))
+                save(found)
+            if name in (AS_CAPTURED, OWN):
+                graphs = list(zip(pair, dags, strict=True))
+                classes = _classes(graphs, device, timed.costs, copies=name == OWN)
+                found["classes"] += [asdict(one) for one in classes]
+                save(found)
+    return found
 
 
 def _schedules(
-    capture: Capture, model: ClusterCostModel, ranks: Mapping[str, tuple[int, ...]], budget: float
+    capture: Capture,
+    model: CostModel,
+    ranks: Mapping[str, tuple[int, ...]],
+    budget: float,
+    notes: list[str],
 ) -> dict[str, list[GraphModule]]:
-    """Return both graphs under every schedule, by name."""
+    """Return both graphs under every schedule, by name, ours first; a note says where torch's
+    scheduler fails.
+    """
     problems = [
         build_problem(export_graph(captured, model, group_ranks=ranks))
         for captured in capture.graphs
     ]
     answers = [solve(problem, Caps(), SolveOptions(budget=budget)) for problem in problems]
-    chosen = {
-        one.name: [answer.baselines[k].schedule for answer in answers]
-        for k, one in enumerate(answers[0].baselines)
-    }
-    chosen["apsched"] = [answer.best.schedule for answer in answers if answer.best is not None]
+    chosen = {OWN: [answer.best.schedule for answer in answers if answer.best is not None]}
+    for k, one in enumerate(answers[0].baselines):
+        chosen[one.name] = [answer.baselines[k].schedule for answer in answers]
     modules = {
         name: [
             write_back(c.module, p, s)
@@ -178,9 +230,12 @@ def _schedules(
         ]
         for name, of_both in chosen.items()
     }
-    modules["torch"] = [
-        run_inductor(captured, model, group_ranks=ranks).module for captured in capture.graphs
-    ]
+    try:
+        modules["torch"] = [
+            run_inductor(captured, model, group_ranks=ranks).module for captured in capture.graphs
+        ]
+    except Exception as error:
+        notes.append(f"torch's scheduler fails on these graphs: {type(error).__name__}: {error}")
     return modules
 
 
@@ -195,15 +250,29 @@ def _peak(
     told = live_bytes_of(dag)
     before = _reset(device)
     boxed = [_real(node.meta["val"], device) for node in module.graph.find_nodes(op="placeholder")]
-    outputs, counted = run_counting(module, boxed, dag, captured.kept_inputs)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        most, reserved = (
-            torch.cuda.max_memory_allocated(device) - before,
-            torch.cuda.max_memory_reserved(device),
-        )
-    else:
-        most, reserved = max(counted), 0
+    most = 0
+    scratch: dict[str, int] = {}
+
+    def ran(rank: int) -> None:
+        nonlocal most
+        peak = torch.cuda.max_memory_allocated(device) - before
+        torch.cuda.reset_peak_memory_stats(device)
+        most = max(most, peak)
+        if peak != told[rank]:
+            target = dag.nodes[rank]["record"].target
+            scratch[target] = max(scratch.get(target, -(2**62)), peak - told[rank])
+
+    on_gpu = device.type == "cuda"
+    outputs, counted = run_counting(
+        module,
+        boxed,
+        dag,
+        captured.kept_inputs,
+        count=not on_gpu,
+        ran=ran if on_gpu else None,
+    )
+    reserved = torch.cuda.max_memory_reserved(device) if on_gpu else 0
+    most = most if on_gpu else max(counted)
     del outputs
     return Peak(
         schedule=schedule,
@@ -211,6 +280,7 @@ def _peak(
         predicted_bytes=max(told),
         measured_bytes=most,
         reserved_bytes=reserved,
+        scratch_bytes=dict(sorted(scratch.items(), key=lambda item: -abs(item[1]))[:12]),
     )
 
 
@@ -248,14 +318,14 @@ def _warm_up(device: torch.device) -> None:
 def _classes(
     graphs: Sequence[tuple[GraphModule, nx.DiGraph]],
     device: torch.device,
-    cluster: str,
+    known: MeasuredCosts,
     *,
     copies: bool,
 ) -> list[OperatorClass]:
     """Return compute nodes by operator, or with ``copies`` by their role the copies that write-back
     added, the longest first.
     """
-    prices = measure_compute(graphs, device, cluster, fused=False).costs.compute
+    prices = measure_compute(graphs, device, known.cluster, known, fused=False).costs.compute
     totals: dict[str, tuple[int, float, float]] = {}
     for _, dag in graphs:
         for rank in range(dag.number_of_nodes()):
@@ -318,6 +388,7 @@ def markdown(found: Mapping[str, Any]) -> str:
             f" {peak.measured_bytes / _MIB:.2f} | {100 * peak.off:+.2f} % |"
             f" {peak.reserved_bytes / _MIB:.0f} |"
         )
+    lines += _scratch_rows(found)
     lines += [
         "",
         "| operator | nodes | predicted, ms | measured, ms | off |",
@@ -329,6 +400,7 @@ def markdown(found: Mapping[str, Any]) -> str:
             f"| {one.name} | {one.num_nodes} | {one.predicted_us / 1e3:.3f} |"
             f" {one.measured_us / 1e3:.3f} | {off} |"
         )
+    lines += step_rows([StepTime(**row) for row in found["steps"]])
     if launch["measured"] is not None:
         lines += [
             "",
@@ -337,4 +409,24 @@ def markdown(found: Mapping[str, Any]) -> str:
                 f" {launch['predicted']:.1f} us were predicted."
             ),
         ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"\nnote: {note}" for note in found["notes"])])
+
+
+def _scratch_rows(found: Mapping[str, Any]) -> list[str]:
+    """Return a table of operators at whose nodes the allocator has other bytes than predicted."""
+    most: dict[str, int] = {}
+    for row in found["peaks"]:
+        for operator, size_bytes in row["scratch_bytes"].items():
+            if abs(size_bytes) > abs(most.get(operator, 0)):
+                most[operator] = size_bytes
+    if not most:
+        return []
+    return [
+        "",
+        "| at nodes of | allocated beyond the prediction, MiB at most |",
+        "|---|---:|",
+        *(
+            f"| {operator} | {most[operator] / _MIB:+.2f} |"
+            for operator in sorted(most, key=lambda name: -abs(most[name]))
+        ),
+    ]

@@ -1,14 +1,19 @@
-"""What the benchmark of a GPU does, on the CPU and at debug size: every schedule runs, and
-allocates what was predicted.
+"""What the benchmarks of a GPU do, on the CPU and at debug size: every schedule runs, and
+allocates what was predicted; surfaces of a job train on gloo.
 """
 
 import json
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from apsched.capture.fake_world import world
 from benchmarks.device import measure as device
+from benchmarks.device import surfaces
 from benchmarks.device.measure import NO_GPU, main, markdown
+from benchmarks.device.network import Network, on_network
+from benchmarks.device.steps import ALONE
 
 SMALL = [
     "--device",
@@ -63,6 +68,91 @@ def test_operators_and_copies_of_buckets_are_timed(found):
     assert found["launch_us"]["measured"] is None
     text = markdown(found)
     assert all(name in text for name in rows)
+
+
+def test_every_schedule_has_a_predicted_step(found):
+    rows = {(row["schedule"], row["graph"]): row for row in found["steps"]}
+    assert {name for name, _ in rows} == {ALONE, *(row["schedule"] for row in found["peaks"])}
+    for (name, graph), row in rows.items():
+        assert row["replayed_us"] is row["by_host_us"] is None, "no GPU, no time"
+        alone = rows[ALONE, graph]["predicted_us"]
+        if name == ALONE:
+            assert row["predicted_us"] == row["compute_us"]
+        assert row["predicted_us"] >= min(alone, row["compute_us"]), (name, graph)
+        assert row["predicted_us"] >= rows["apsched", graph]["predicted_us"] or name == ALONE
+        assert f"| {name} | {graph} |" in markdown(found)
+
+
+def test_numbers_are_saved_one_by_one(found, tmp_path, monkeypatch):
+    def stopped(*_, save, **__):
+        save({"steps": [1]})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(device, "measured", stopped)
+    out = tmp_path / "found.json"
+    with pytest.raises(KeyboardInterrupt):
+        main([*SMALL, "--out", str(out)])
+    assert json.loads(out.read_text()) == {"steps": [1]}
+
+
+class Recorded(Network):
+    """Notes what is launched and waited for."""
+
+    def __init__(self):
+        super().__init__(device=torch.device("cpu"))
+        self.events = []
+
+    def transfer(self, outputs, group, duration_us):
+        self.events.append(("launch", group, duration_us))
+        return len(self.events)
+
+    def arrived(self, end):
+        self.events.append(("wait", end))
+
+
+def test_a_wait_waits_for_its_own_launch():
+    ops = torch.ops._c10d_functional
+
+    def two(x):
+        first = ops.all_gather_into_tensor(x, 2, "0")
+        a, b = ops.all_gather_into_tensor_coalesced([x, x + 1], 2, "0")
+        return ops.wait_tensor(b) + ops.wait_tensor(first) + ops.wait_tensor(a)
+
+    with world(2):
+        graph = make_fx(two, tracing_mode="fake")(torch.ones(2))
+        starts = [n.name for n in graph.graph.nodes if "all_gather" in str(n.target)]
+        network = Recorded()
+        running = on_network(graph, network, {starts[0]: ("dp", 1.5), starts[1]: ("tp", 2.5)})
+        assert running(torch.ones(2)).shape == (4,)
+    assert network.events == [
+        ("launch", "dp", 1.5),
+        ("launch", "tp", 2.5),
+        ("wait", 2),
+        ("wait", 1),
+        ("wait", 2),
+    ]
+
+
+def test_surfaces_train_bit_for_bit_on_processes(capsys):
+    assert surfaces.main(["--device", "cpu", "--surfaces", "^(fsdp2|ddp)$"]) == 0
+    said = capsys.readouterr().out
+    assert "| fsdp2 | yes | 0 | 0.0 |" in said
+    assert "| ddp | yes | 0 | 0.0 |" in said
+
+
+def test_a_surface_that_fails_is_named(capsys):
+    """A preset has no model on a mesh that does not divide its heads: each process rank stops."""
+    found = ["--device", "cpu", "--mesh", "tp=3", "--surfaces", "^ddp$", "--timeout", "120"]
+    assert surfaces.main(found) == 1
+    said = capsys.readouterr().out
+    assert "| all surfaces ran | NO |" in said
+    assert "tp must divide the 4 key-value heads" in said or "multiple of tp" in said
+
+
+def test_surfaces_without_a_gpu_say_so(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert surfaces.main([]) == 0
+    assert capsys.readouterr().out.strip() == NO_GPU
 
 
 def test_a_peak_that_is_off_is_an_exit_status(found, monkeypatch, capsys):

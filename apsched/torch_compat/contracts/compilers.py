@@ -173,7 +173,7 @@ def _inductor_partition() -> None:
     torch._dynamo.reset()
 
 
-@contract("custom_passes", "inductor_setting")
+@contract("custom_passes", "inductor_setting", "passes_in_a_row", "with_custom_pass")
 def _settings() -> None:
     for name in (
         "post_grad_custom_post_pass",
@@ -194,6 +194,11 @@ def _settings() -> None:
         private.custom_passes(None) == [] and private.custom_passes(len) == [len],
         "a hook has none, one or several passes",
     )
+    ran: list[str] = []
+    hook = private.with_custom_pass(lambda _: ran.append("first"), ran.append)
+    for one in private.custom_passes(hook):
+        one("second")
+    expect(ran == ["first", "second"], f"a pass runs behind that of the hook, found {ran}")
 
 
 @contract("describe_gradients")

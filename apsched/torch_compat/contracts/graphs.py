@@ -259,7 +259,7 @@ def _quiet_fake_tensors() -> None:
 def _hold_stream() -> None:
     expect(callable(torch.cuda._sleep), "torch.cuda._sleep is there")
     if torch.cuda.is_available():
-        private.hold_stream()
+        private.hold_stream(100.0)
 
 
 @contract("graph_as_repro")

@@ -9,6 +9,8 @@ from torch._functorch._aot_autograd.descriptors import (
     PlainAOTInput,
     SubclassGetAttrAOTInput,
 )
+from torch._inductor import custom_graph_pass
+from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -21,7 +23,9 @@ from apsched.torch_compat.compilers import (
     inductor_compiled,
     inductor_setting,
     name_parameters,
+    passes_in_a_row,
     replace_graph,
+    with_custom_pass,
 )
 from apsched.torch_compat.graphs import gradient_of, parameter_behind
 
@@ -153,3 +157,36 @@ def test_hooks_hold_one_pass_or_several():
     assert custom_passes(None) == []
     assert custom_passes(first) == [first]
     assert custom_passes((first, second)) == [first, second]
+
+
+class Pass(CustomGraphPass):
+    """Notes that it ran."""
+
+    def __init__(self, name, ran):
+        self.name, self.ran = name, ran
+
+    def __call__(self, graph):
+        self.ran.append((self.name, graph))
+
+    def uuid(self):
+        return self.name
+
+
+def test_a_pass_goes_behind_those_of_a_hook():
+    ran = []
+    first, second = Pass("first", ran), Pass("second", ran)
+    assert with_custom_pass(first, second) == [first, second]
+    row = passes_in_a_row([first, second])
+    assert row("graph") is None
+    assert ran == [("first", "graph"), ("second", "graph")]
+    assert row.uuid() == ("first", "second")
+    assert passes_in_a_row([first, ran.append]).uuid() is None, "a function has no key"
+
+
+def test_a_hook_that_takes_one_pass_gets_one(monkeypatch):
+    monkeypatch.delattr(custom_graph_pass, "get_custom_graph_passes", raising=False)
+    ran = []
+    first, second = Pass("first", ran), Pass("second", ran)
+    assert with_custom_pass(None, second) is second
+    with_custom_pass(first, second)("graph")
+    assert [name for name, _ in ran] == ["first", "second"]
