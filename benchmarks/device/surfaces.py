@@ -71,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def surfaces(mesh: MeshSpec, device: str, pattern: str, *, timeout_s: float) -> dict[str, Any]:
-    """Return the report of process rank 0; InputError with the ends of the logs where a process dies
-    or the time is up.
+    """Return the report of process rank 0, with the ends of the logs where a process dies or the
+    time is up.
     """
     num_ranks = mesh.world_size
     with TemporaryDirectory() as name:
