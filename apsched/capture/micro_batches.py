@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from apsched.capture.captured import Capture
 from apsched.capture.joint import capture_module
 from apsched.errors import InputError
-from apsched.fx.passes.lists import add_before_reducing
+from apsched.fx.passes.lists import add_at_the_end, add_before_reducing
 from apsched.fx.passes.run_passes import PassList
 
 _Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -53,7 +53,10 @@ class MicroBatchChoice:
         return capture_module(
             MicroBatches(module, self.count),
             copies_of(inputs, self.count),
-            passes=(*passes, *(add_before_reducing() if self.reduce == REDUCE_ONCE else ())),
+            passes=(
+                *passes,
+                *(add_before_reducing() if self.reduce == REDUCE_ONCE else add_at_the_end()),
+            ),
             num_micro_batches=self.count,
             **rest,
         )

@@ -23,7 +23,7 @@ from apsched.compiler.schedule_graph import kept_as_it_was, prepare_joint, sched
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
 from apsched.fx.chains import mark_chains
-from apsched.fx.passes.lists import add_before_reducing, joint_passes
+from apsched.fx.passes.lists import add_at_the_end, add_before_reducing, joint_passes
 from apsched.fx.passes.roles import classify
 from apsched.fx.passes.run_passes import PassList, run_passes
 from apsched.pipeline.result import Result
@@ -137,7 +137,7 @@ class Backend:
         **options: Any,
     ) -> Pair:
         again = self.reshard_after_forward
-        summed = add_before_reducing() if self.reduce == REDUCE_ONCE else ()
+        summed = add_before_reducing() if self.reduce == REDUCE_ONCE else add_at_the_end()
 
         def partition(module: torch.fx.GraphModule) -> Pair:
             return default_partition(module, joint_inputs, **options)

@@ -20,6 +20,7 @@ from apsched.compiler.settings import Settings
 from apsched.fx.chains import set_chains
 from apsched.fx.passes.parameters import is_backward, mark_parameters
 from apsched.fx.passes.summed_scatters import put_sums_first
+from apsched.fx.passes.sums_last import put_sums_last
 from apsched.pipeline.result import Result
 from apsched.problem.plan.rules import digest
 from apsched.torch_compat.compilers import name_parameters, replace_graph
@@ -73,7 +74,8 @@ class InductorPass(CustomGraphPass):
 @dataclass(frozen=True, eq=False)
 class ParameterPass(CustomGraphPass):
     """For ``joint_custom_pre_pass``: marks the inputs that are parameters, and whether they are
-    gathered again in backward; with ``reduce="once"`` it adds gradients before they are reduced.
+    gathered again in backward; with ``reduce="once"`` it adds gradients before they are reduced,
+    else at the end.
     """
 
     names: Mapping[int, str]
@@ -83,8 +85,7 @@ class ParameterPass(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         """Tag the nodes of a joint graph in place, or none of them; nothing on others."""
-        if self.reduce == REDUCE_ONCE:
-            self._put_sums_first(graph)
+        self._place_sums(graph)
         module = graph.owning_module or GraphModule(torch.nn.Module(), graph)
         again = self.reshard_after_forward
         before = {node: dict(node.meta) for node in graph.nodes}
@@ -101,12 +102,15 @@ class ParameterPass(CustomGraphPass):
             for node, meta in before.items():
                 node.meta = meta
 
-    def _put_sums_first(self, graph: Graph) -> None:
-        """Add gradients of ``graph`` before they are reduced, on every process rank alike: ahead of
-        the rest, on which they agree.
+    def _place_sums(self, graph: Graph) -> None:
+        """Add gradients of ``graph`` before they are reduced, or at the end, on every process rank
+        alike: ahead of the rest, on which they agree.
         """
         try:
-            put_sums_first(graph)
+            if self.reduce == REDUCE_ONCE:
+                put_sums_first(graph)
+            else:
+                put_sums_last(graph)
         except Exception as error:
             kept_as_it_was(graph, error, self.settings, "the order of sums and reductions")
 

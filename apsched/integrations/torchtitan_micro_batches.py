@@ -18,7 +18,7 @@ from apsched.capture.micro_batches import REDUCE_EACH, MicroBatchChoice, MicroBa
 from apsched.errors import InputError
 from apsched.fx.chains import set_chains
 from apsched.fx.graph_copies import finished
-from apsched.fx.passes.lists import add_before_reducing
+from apsched.fx.passes.lists import add_at_the_end, add_before_reducing
 from apsched.fx.passes.parameters import is_backward
 from apsched.fx.passes.run_passes import run_passes
 
@@ -45,7 +45,7 @@ def passes_before_tags(joined: MicroBatchChoice) -> list[Callable[..., GraphModu
     if joined.count == 1:
         return []
     if joined.reduce == REDUCE_EACH:
-        return [losses_first_pass]
+        return [add_last_pass, losses_first_pass]
     return [add_first_pass, losses_first_pass]
 
 
@@ -126,6 +126,11 @@ def losses_first_pass(gm: GraphModule, example_inputs: Any = None) -> GraphModul
 def add_first_pass(gm: GraphModule, example_inputs: Any = None) -> GraphModule:
     """Return ``gm`` with the gradients of all micro-batches added before they are reduced."""
     return run_passes(gm, add_before_reducing()).module
+
+
+def add_last_pass(gm: GraphModule, example_inputs: Any = None) -> GraphModule:
+    """Return ``gm`` with the reduced gradients of all micro-batches added at its end."""
+    return run_passes(gm, add_at_the_end()).module
 
 
 _BEFORE_LAYERS = ("loss", "lm_head")

@@ -3,7 +3,7 @@
 Each chain is cut into *units*, which stay whole: a run of compute nodes that are one kernel, or all
 compute nodes between two collectives on the path. A merge numbers the units of all chains. Among
 the nodes whose predecessors are done, the one with the least number is next; a node that chains
-share has the largest number of its predecessors.
+share has the largest number of its predecessors, or stays behind all chains where it is.
 
 By place, the number of a unit comes from its place in its own chain, and each chain begins ``skew``
 units behind the one before: unit u of chain k has number u + k skew. A skew of as many units as the
@@ -58,8 +58,12 @@ def merged(problem: Problem, merge: Merge) -> tuple[int, ...]:
         for nodes, number in zip(units, numbered, strict=True):
             for node in nodes:
                 keys[node] = number
+    of_chains = [node for node, chain in enumerate(problem.chains) if chain >= 0]
+    last_node, last_key = max(of_chains, default=-1), max(keys, default=0)
     for node, chain in enumerate(problem.chains):
-        if chain < 0:
+        if chain < 0 and node > last_node:
+            keys[node] = last_key + 1
+        elif chain < 0:
             keys[node] = max((keys[p] for p in problem.predecessors[node]), default=0)
     return _in_order(problem, keys)
 

@@ -33,13 +33,15 @@ class BrokenClaim:
 
 
 def random_case(
-    seed: int, *, max_collectives: int = 3, max_compute: int = 4
+    seed: int, *, max_collectives: int = 3, max_compute: int = 4, added: float = 0.0
 ) -> tuple[Problem, Caps]:
     """Return problem and caps of ``seed``: with prologues, epilogues, casts, streams, and by chance
-    kernels, cuts, a plan and coalesced forms.
+    kernels, cuts, a plan and coalesced forms; ``added`` is that of :class:`draft.Draft`.
     """
     rng = random.Random(seed)
-    problem = random_problem(rng, max_collectives=max_collectives, max_compute=max_compute)
+    problem = random_problem(
+        rng, max_collectives=max_collectives, max_compute=max_compute, added=added
+    )
     if rng.random() < 0.3:
         problem = with_coalesced_price(problem, rng)
     caps = random_caps(rng, problem)
@@ -60,12 +62,12 @@ def answer(problem: Problem, caps: Caps, *, as_asked: bool) -> SolveResult:
     return solved(problem, caps, SolveOptions(time_slack=0.0, budget=2.0))
 
 
-def judged(seed: int) -> tuple[SolveResult, list[BrokenClaim]]:
+def judged(seed: int, *, added: float = 0.0) -> tuple[SolveResult, list[BrokenClaim]]:
     """Return the answer to the case of ``seed``, and its false claims.
 
     ``TooLargeError`` where some claim takes too long to judge.
     """
-    problem, caps = random_case(seed)
+    problem, caps = random_case(seed, added=added)
     result = answer(problem, caps, as_asked=seed % 2 == 1)
     return result, list(broken_claims(problem, caps, result))
 

@@ -6,6 +6,7 @@ from apsched.fx.passes.checkpointing import recompute_gathers
 from apsched.fx.passes.roles import classify
 from apsched.fx.passes.run_passes import PassList
 from apsched.fx.passes.summed_scatters import fuse_summed_scatters
+from apsched.fx.passes.sums_last import sums_last
 
 
 def joint_passes(*, reshard_after_forward: bool = True, kept: Collection[str] = ()) -> PassList:
@@ -18,3 +19,8 @@ def joint_passes(*, reshard_after_forward: bool = True, kept: Collection[str] = 
 def add_before_reducing() -> PassList:
     """Return the passes that add the gradients of several micro-batches before they are reduced."""
     return (fuse_summed_scatters(),)
+
+
+def add_at_the_end() -> PassList:
+    """Return the passes that add the reduced gradients of several micro-batches at the end."""
+    return (sums_last(),)

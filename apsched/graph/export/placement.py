@@ -62,7 +62,8 @@ def placement_of(
     Between a graph input and a start may stand views, other FSDP collectives, and compute that
     serves starts only: casts and the like, or anything that derives from parameters alone
     (``parameters``: names of placeholders). Between a wait and the outputs may stand views, other
-    FSDP collectives, and casts, scalings and copies that take nothing else but graph inputs.
+    FSDP collectives, and casts, scalings, copies and sums that take nothing else but graph inputs
+    and results of other collectives.
     """
     rank_of = {node: rank for rank, node in enumerate(nodes)}
     before = [[rank_of[n] for n in node.all_input_nodes] for node in nodes]
@@ -124,9 +125,15 @@ def _to_outputs(
     travel with a collective.
     """
     view_of_input = [False] * len(nodes)
+    reduced = [False] * len(nodes)
     for rank, kind in enumerate(kinds):
         view_of_input[rank] = kind is NodeKind.INPUT or (
             kind is NodeKind.VIEW and all(view_of_input[b] for b in before[rank])
+        )
+        reduced[rank] = kind is NodeKind.WAIT or (
+            kind in (NodeKind.VIEW, NodeKind.COMPUTE)
+            and any(reduced[b] for b in before[rank])
+            and all(reduced[b] or view_of_input[b] for b in before[rank])
         )
     result = [False] * len(nodes)
     for rank in reversed(range(len(nodes))):
@@ -135,8 +142,9 @@ def _to_outputs(
         if kind is NodeKind.OUTPUT:
             result[rank] = True
         elif kind is NodeKind.COMPUTE:
-            others = sum(not view_of_input[b] for b in before[rank])
-            result[rank] = ends and _is_light(nodes[rank]) and others <= 1
+            others = [b for b in before[rank] if not view_of_input[b]]
+            added = len(others) <= 1 or all(reduced[b] for b in others)
+            result[rank] = ends and _is_light(nodes[rank]) and added
         elif kind in (NodeKind.VIEW, NodeKind.WAIT, NodeKind.START):
             result[rank] = ends
     return result

@@ -69,6 +69,10 @@ class Draft:
     grain: int = 1
     chained: float = 0.8
     """How often a compute node takes the result of the one before."""
+    added: float = 0.0
+    """How often a later compute node takes the result of a reduction, as a sum over micro-batches
+    does.
+    """
     names: list[str] = field(default_factory=list)
     kinds: list[NodeKind] = field(default_factory=list)
     durations: list[int] = field(default_factory=list)
@@ -231,7 +235,7 @@ class Draft:
         c = self.start(key, t, size * self.world, outputs)
         self.open_reductions.append(Reduction(c, wait_at, chained))
 
-    def finish_reductions(self, i: int) -> None:
+    def finish_reductions(self, i: int, num_compute: int = 0) -> None:
         for r in [r for r in self.open_reductions if r.wait_at <= i]:
             self.open_reductions.remove(r)
             t, c = self.wait(r.collective), r.collective
@@ -240,6 +244,9 @@ class Draft:
                 size = self.storages[t.storage]["size"]
                 c = self.start(self.key("all_reduce", "replicate", "fp32"), t, size, size)
                 t = self.wait(c)
+            if self.added and i + 1 < num_compute and self.rng.random() < self.added:
+                self.given.setdefault(self.rng.randrange(i + 1, num_compute), []).append(t)
+                continue
             self.outputs.append(self.epilogue(c, t, 0.3))
 
     def epilogue(self, c: dict, t: Tensor, likely: float) -> Tensor:

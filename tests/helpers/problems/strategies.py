@@ -191,7 +191,7 @@ def random_problem(
     """Return a problem of FSDP (gathers and reductions), HSDP (reduce-scatter, then all-reduce),
     DDP and on-path collectives.
 
-    ``sizes`` are ``units``, ``grain`` and ``chained`` of :class:`draft.Draft`.
+    ``sizes`` are ``units``, ``grain``, ``chained`` and ``added`` of :class:`draft.Draft`.
     """
     draft = Draft(rng, rng, **sizes)
     num_compute = rng.randint(2, max_compute)
@@ -236,7 +236,7 @@ def random_problem(
         draft.compute_node(i)
         for act in after.get(i, ()):
             act()
-        draft.finish_reductions(i)
+        draft.finish_reductions(i, num_compute)
     return draft.finish()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import apsched
 from apsched.capture.fake_world import world
-from apsched.capture.micro_batches import MicroBatchChoice
+from apsched.capture.micro_batches import REDUCE_EACH, MicroBatchChoice
 from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
@@ -73,6 +73,25 @@ def test_merges_are_orders_that_keep_each_chain_and_each_kernel(problems, merge)
             for unit in chain:
                 places = [place[node] for node in unit if node in place]
                 assert places == list(range(places[0], places[0] + len(places)))
+
+
+@pytest.mark.parametrize("merge", [Merge(skew=0), Merge(rule=Rule.NEXT_LAUNCH, skew=2)], ids=str)
+def test_sums_behind_all_chains_stay_there(merge):
+    mesh = MeshSpec.parse("fsdp=2")
+    with world(mesh.world_size):
+        capture = capture_preset(
+            "llama3-debug",
+            mesh=mesh,
+            seq_len=32,
+            micro_batches=MicroBatchChoice(count=2, reduce=REDUCE_EACH),
+        )
+        model = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
+        dag = export_graph(capture.graphs[1], model, group_ranks=capture.group_ranks)
+    problem = build_problem(dag)
+    sums = [n for n in problem.captured_order if problem.chains[n] < 0][-20:]
+    assert all("add" in problem.node_names[node] for node in sums)
+    order = [node for node in merged(problem, merge) if problem.kinds[node] is NodeKind.COMPUTE]
+    assert order[-20:] == sums
 
 
 def test_far_apart_is_one_behind_the_other(problems):
