@@ -115,6 +115,7 @@ def test_gradients_of_two_micro_batches_are_reduced_each_or_once(mesh, codes, re
         for one in result.problem.collectives
     )
     assert kinds["reduce_scatter"] == {"each": 8, "once": 4}[reduce]
+    assert backend.results[1].best.num_launches == 1, "sums stand behind all reductions"
 
 
 def test_an_error_in_putting_sums_first_leaves_the_graph(mesh, codes, monkeypatch, caplog):

@@ -37,6 +37,14 @@ def test_the_graphs_that_ran_had_two_chains_and_are_what_was_claimed(reports):
         assert all(graph["chains"] == 2 and graph["exact"] for graph in report["graphs"])
 
 
+def test_reductions_of_both_micro_batches_share_launches(reports):
+    """Their sums wait at the end of the graph."""
+    for report in reports:
+        backward = report["graphs"][1]
+        num_alone = backward["collectives"] - 2 * report["num_parameters"]
+        assert backward["launches"] <= num_alone + 6, "of 24 reductions"
+
+
 def test_on_four_the_forward_graph_that_ran_was_interleaved(jobs):
     for report in jobs[4]:
         assert "chains merged" in report["graphs"][0]["solved_by"]

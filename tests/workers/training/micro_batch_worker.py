@@ -161,6 +161,8 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
                 "chains": max(result.problem.chains) + 1,
                 "exact": result.round_trip_exact,
                 "solved_by": result.answer.solved_by,
+                "collectives": len(result.problem.collectives),
+                "launches": result.best.num_launches,
             }
             for result in results
         ],
