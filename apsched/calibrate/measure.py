@@ -69,7 +69,7 @@ def measure_compute(
     """
     name = device_name(device)
     kept = dict(known.compute) if known is not None and known.device == name else {}
-    distinct = _distinct(graphs, fused=fused)
+    distinct = distinct_operations(graphs, fused=fused)
     prices = {operation: kept[operation] for operation in distinct if operation in kept}
     failed: dict[str, str] = {}
     todo = [(operation, node) for operation, node in distinct.items() if operation not in prices]
@@ -95,7 +95,9 @@ def measure_compute(
     )
 
 
-def _distinct(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], *, fused: bool) -> dict[str, Node]:
+def distinct_operations(
+    graphs: Sequence[tuple[GraphModule, nx.DiGraph]], *, fused: bool
+) -> dict[str, Node]:
     """Return a node for each operation of compute nodes, in the order in which they first stand;
     with ``fused`` none that is ever fused.
     """

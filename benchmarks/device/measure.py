@@ -51,6 +51,7 @@ from apsched.solver import solve
 from apsched.torch_compat.sizes import size_hint
 from apsched.writeback.write_back import write_back
 from benchmarks.common.live_bytes import live_bytes_of, run_counting
+from benchmarks.device.conditions import Conditions, condition_rows, conditions
 from benchmarks.device.steps import StepTime, step_rows, step_times
 
 NO_GPU = "Skipped: no CUDA device here. Nothing is estimated in its place."
@@ -189,6 +190,11 @@ def measured(
         for one in step_times(capture.graphs, modules, model, ranks, device):
             found["steps"].append(asdict(one))
             save(found)
+        alone = [
+            (c.name, c.module, export_graph(c, formulas, group_ranks=ranks)) for c in capture.graphs
+        ]
+        found["conditions"] = [asdict(one) for one in conditions(alone, device)]
+        save(found)
         for name, pair in modules.items():
             dags = [
                 export_graph(replace(c, module=m), formulas, group_ranks=ranks)
@@ -401,6 +407,7 @@ def markdown(found: Mapping[str, Any]) -> str:
             f" {one.measured_us / 1e3:.3f} | {off} |"
         )
     lines += step_rows([StepTime(**row) for row in found["steps"]])
+    lines += condition_rows([Conditions(**row) for row in found["conditions"]])
     if launch["measured"] is not None:
         lines += [
             "",

@@ -3,6 +3,7 @@ allocates what was predicted; surfaces of a job train on gloo.
 """
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from apsched.capture.fake_world import world
 from benchmarks.device import measure as device
 from benchmarks.device import surfaces
+from benchmarks.device.conditions import Conditions
 from benchmarks.device.measure import NO_GPU, main, markdown
 from benchmarks.device.network import Network, on_network
 from benchmarks.device.steps import ALONE
@@ -81,6 +83,16 @@ def test_every_schedule_has_a_predicted_step(found):
         assert row["predicted_us"] >= min(alone, row["compute_us"]), (name, graph)
         assert row["predicted_us"] >= rows["apsched", graph]["predicted_us"] or name == ALONE
         assert f"| {name} | {graph} |" in markdown(found)
+
+
+def test_conditions_of_a_step_are_a_table_of_a_gpu(found):
+    assert found["conditions"] == [], "a CPU has none"
+    one = Conditions(
+        graph="forward", alone_us=5e4, cold_us=6e4, busy_us=7e4, cold_and_busy_us=8.5e4
+    )
+    row = "| forward | 50.00 | 60.00 | 70.00 | 85.00 |"
+    assert row in markdown({**found, "conditions": [asdict(one)]})
+    assert "cold caches" not in markdown(found)
 
 
 def test_numbers_are_saved_one_by_one(found, tmp_path, monkeypatch):
