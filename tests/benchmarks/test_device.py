@@ -145,6 +145,7 @@ def test_a_wait_waits_for_its_own_launch():
     ]
 
 
+@pytest.mark.ranks
 def test_surfaces_train_bit_for_bit_on_processes(capsys):
     assert surfaces.main(["--device", "cpu", "--surfaces", "^(fsdp2|ddp)$"]) == 0
     said = capsys.readouterr().out
@@ -152,6 +153,7 @@ def test_surfaces_train_bit_for_bit_on_processes(capsys):
     assert "| ddp | yes | 0 | 0.0 |" in said
 
 
+@pytest.mark.ranks
 def test_a_surface_that_fails_is_named(capsys):
     """A preset has no model on a mesh that does not divide its heads: each process rank stops."""
     found = ["--device", "cpu", "--mesh", "tp=3", "--surfaces", "^ddp$", "--timeout", "120"]
