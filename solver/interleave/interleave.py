@@ -57,27 +57,38 @@ def interleaved(
     """Return the best answer to ``problem``, at most as slow as ``in_a_row``, which is that without
     its chains; the bounds are not those of all orders.
 
-    Nothing is looked at where ``in_a_row`` takes no longer than ``enough_ticks``.
+    Nothing is looked at where ``in_a_row`` takes no longer than ``enough_ticks``. Where it does not
+    fit, a merge may: compute that moves lets go of a few bytes earlier.
     """
     if in_a_row.best is None:
-        return in_a_row
+        found = _looked_at(problem, caps, options)
+        return _of_merge(min(found, key=_ticks), in_a_row) if found else in_a_row
     row = _kept(problem, caps, in_a_row)
     found = [] if row.step_time_ticks <= enough_ticks else _looked_at(problem, caps, options)
-    best = min(found, key=lambda f: f.scored.step_time_ticks, default=None)
+    best = min(found, key=_ticks, default=None)
     alternating = next((f.scored for f in found if f.merge == Merge(skew=0)), None)
     if best is not None and best.scored.step_time_ticks < row.step_time_ticks:
         again = _solved(problem, caps, options, best.merge)
-        best = min((best, *again), key=lambda f: f.scored.step_time_ticks)
+        best = min((best, *again), key=_ticks)
     baselines = (*in_a_row.baselines, replace(row, name=IN_A_ROW))
     if alternating is not None:
         baselines += (replace(alternating, name=ALTERNATING),)
     if best is None or (row.fits and best.scored.step_time_ticks >= row.step_time_ticks):
         return replace(in_a_row, best=row, baselines=baselines)
+    return replace(_of_merge(best, in_a_row), baselines=baselines)
+
+
+def _ticks(found: _Found) -> int:
+    return found.scored.step_time_ticks
+
+
+def _of_merge(best: _Found, in_a_row: SolveResult) -> SolveResult:
+    """Return the answer to the problem that the answer to a merge is."""
     exact = best.scored.step_time_ticks == best.result.best.step_time_ticks  # type: ignore[union-attr]
     return replace(
         best.result,
         best=replace(best.scored, name="apsched"),
-        baselines=baselines,
+        baselines=in_a_row.baselines,
         fastest_ticks=best.result.fastest_ticks if exact else best.scored.step_time_ticks,
         floor_memory_bytes=min(best.result.floor_memory_bytes, in_a_row.floor_memory_bytes),
         solved_by=f"{best.result.solved_by}, chains merged {best.merge}",

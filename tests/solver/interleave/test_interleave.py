@@ -26,7 +26,7 @@ from apsched.schedule.schedule import Schedule, Step, StepKind
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve_requested
-from apsched.solver.interleave.interleave import _MERGES
+from apsched.solver.interleave.interleave import _MERGES, interleaved
 from apsched.solver.interleave.merge import Merge, Rule, merged, units_of
 from tests.helpers.problems.by_hand import ByHand
 
@@ -73,6 +73,30 @@ def test_merges_are_orders_that_keep_each_chain_and_each_kernel(problems, merge)
             for unit in chain:
                 places = [place[node] for node in unit if node in place]
                 assert places == list(range(places[0], places[0] + len(places)))
+
+
+def test_a_merge_answers_where_in_a_row_does_not_fit(problems):
+    forward, caps = problems[0], Caps(max_compute_move=200)
+    row = replace(forward, chains=())
+    none = solve_requested(row, replace(caps, memory_cap_bytes=1000), QUICK)
+    assert none.best is None
+    found = interleaved(forward, caps, QUICK, none, 0)
+    assert found.best is not None
+    assert not verify(forward, found.best.schedule, caps)
+    assert "chains merged" in found.solved_by
+    assert found.baselines == none.baselines
+
+
+def test_without_a_schedule_the_proof_is_that_of_all_orders(problems):
+    forward = problems[0]
+    bound = solve_requested(forward, Caps(max_compute_move=200), QUICK).floor_bound_bytes
+    proven = {}
+    for cap in (bound - 1, bound):
+        caps = Caps(max_compute_move=200, memory_cap_bytes=cap)
+        answer = solve_requested(forward, caps, QUICK)
+        assert answer.best is None
+        proven[cap] = answer.infeasibility.proven
+    assert proven == {bound - 1: True, bound: False}
 
 
 @pytest.mark.parametrize("merge", [Merge(skew=0), Merge(rule=Rule.NEXT_LAUNCH, skew=2)], ids=str)
