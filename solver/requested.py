@@ -84,21 +84,11 @@ def _with_chains(
     found = interleaved(problem, caps, options, in_a_row, near_enough(bound, options))
     given = scored_start(Instance.of(problem, caps), start)
     if found.best is None:
-        return _unproven(found, memory_bound_of_any_order(Orders(instance)), caps)
+        return found
     if given is not None and given.step_time_ticks < found.best.step_time_ticks:
         ticks = given.step_time_ticks
         found = replace(found, best=given, fastest_ticks=ticks, solved_by=SolvedBy.START)
     return _claimed(instance, options, found, bound)
-
-
-def _unproven(found: SolveResult, floor_bytes: int, caps: Caps) -> SolveResult:
-    """Return ``found``, without a schedule, as proven only where no order at all needs as little
-    memory: orders in which chains are merged are not those of the proof.
-    """
-    cap_bytes, why = caps.memory_cap_bytes, found.infeasibility
-    if why is None or (cap_bytes is not None and cap_bytes < floor_bytes):
-        return found
-    return replace(found, infeasibility=replace(why, proven=False))
 
 
 def _claimed(

@@ -87,18 +87,6 @@ def test_a_merge_answers_where_in_a_row_does_not_fit(problems):
     assert found.baselines == none.baselines
 
 
-def test_without_a_schedule_the_proof_is_that_of_all_orders(problems):
-    forward = problems[0]
-    bound = solve_requested(forward, Caps(max_compute_move=200), QUICK).floor_bound_bytes
-    proven = {}
-    for cap in (bound - 1, bound):
-        caps = Caps(max_compute_move=200, memory_cap_bytes=cap)
-        answer = solve_requested(forward, caps, QUICK)
-        assert answer.best is None
-        proven[cap] = answer.infeasibility.proven
-    assert proven == {bound - 1: True, bound: False}
-
-
 @pytest.mark.parametrize("merge", [Merge(skew=0), Merge(rule=Rule.NEXT_LAUNCH, skew=2)], ids=str)
 def test_sums_behind_all_chains_stay_there(merge):
     mesh = MeshSpec.parse("fsdp=2")
