@@ -200,15 +200,29 @@ def measured(
                 export_graph(replace(c, module=m), formulas, group_ranks=ranks)
                 for c, m in zip(capture.graphs, pair, strict=True)
             ]
-            for captured, module, dag in zip(capture.graphs, pair, dags, strict=True):
-                found["peaks"].append(asdict(_peak(name, captured, module, dag, device)))
-                save(found)
+            _add_peaks(found, name, capture, pair, dags, device=device, save=save)
             if name in (AS_CAPTURED, OWN):
                 graphs = list(zip(pair, dags, strict=True))
                 classes = _classes(graphs, device, timed.costs, copies=name == OWN)
                 found["classes"] += [asdict(one) for one in classes]
                 save(found)
     return found
+
+
+def _add_peaks(
+    found: dict[str, Any],
+    schedule: str,
+    capture: Capture,
+    modules: Sequence[GraphModule],
+    dags: Sequence[nx.DiGraph],
+    *,
+    device: torch.device,
+    save: Save,
+) -> None:
+    """Add the peak of each graph under ``schedule`` to ``found``."""
+    for captured, module, dag in zip(capture.graphs, modules, dags, strict=True):
+        found["peaks"].append(asdict(_peak(schedule, captured, module, dag, device)))
+        save(found)
 
 
 def _schedules(
