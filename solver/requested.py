@@ -81,6 +81,8 @@ def _with_chains(
     bound = best_bound(instance, Orders(instance))
     shown = _with_bound(progress, bound)
     in_a_row = solve_requested(alone, caps, options, progress=shown, start=start)
+    if in_a_row.best is None and _too_little(caps, memory_bound_of_any_order(Orders(instance))):
+        return in_a_row
     found = interleaved(problem, caps, options, in_a_row, near_enough(bound, options))
     given = scored_start(Instance.of(problem, caps), start)
     if found.best is None:
@@ -89,6 +91,10 @@ def _with_chains(
         ticks = given.step_time_ticks
         found = replace(found, best=given, fastest_ticks=ticks, solved_by=SolvedBy.START)
     return _claimed(instance, options, found, bound)
+
+
+def _too_little(caps: Caps, floor_bytes: int) -> bool:
+    return caps.memory_cap_bytes is not None and caps.memory_cap_bytes < floor_bytes
 
 
 def _claimed(

@@ -53,10 +53,7 @@ class MicroBatchChoice:
         return capture_module(
             MicroBatches(module, self.count),
             copies_of(inputs, self.count),
-            passes=(
-                *passes,
-                *(add_before_reducing() if self.reduce == REDUCE_ONCE else add_at_the_end()),
-            ),
+            passes=(*passes, *sum_passes(self.reduce)),
             num_micro_batches=self.count,
             **rest,
         )
@@ -128,6 +125,13 @@ def check_reduce(reduce: object) -> str:
     if reduce in (REDUCE_ONCE, REDUCE_EACH):
         return str(reduce)
     raise InputError(f"reduce: expected {REDUCE_ONCE!r} or {REDUCE_EACH!r}, found {reduce!r}")
+
+
+def sum_passes(reduce: str) -> PassList:
+    """Return the passes that add the gradients of several micro-batches: before they are reduced,
+    or behind all else.
+    """
+    return add_before_reducing() if reduce == REDUCE_ONCE else add_at_the_end()
 
 
 def _counted(n: object, name: str) -> int:

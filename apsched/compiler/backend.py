@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from apsched.capture.micro_batches import REDUCE_EACH, REDUCE_ONCE, check_reduce
+from apsched.capture.micro_batches import REDUCE_EACH, check_reduce, sum_passes
 from apsched.compiler.code_cache import with_agreed_code
 from apsched.compiler.inductor_partition import KeepPartition
 from apsched.compiler.inductor_pass import InductorPass, ParameterPass
@@ -23,7 +23,7 @@ from apsched.compiler.schedule_graph import kept_as_it_was, prepare_joint, sched
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
 from apsched.fx.chains import mark_chains
-from apsched.fx.passes.lists import add_at_the_end, add_before_reducing, joint_passes
+from apsched.fx.passes.lists import joint_passes
 from apsched.fx.passes.roles import classify
 from apsched.fx.passes.run_passes import PassList, run_passes
 from apsched.pipeline.result import Result
@@ -137,7 +137,7 @@ class Backend:
         **options: Any,
     ) -> Pair:
         again = self.reshard_after_forward
-        summed = add_before_reducing() if self.reduce == REDUCE_ONCE else add_at_the_end()
+        summed = sum_passes(self.reduce)
 
         def partition(module: torch.fx.GraphModule) -> Pair:
             return default_partition(module, joint_inputs, **options)

@@ -14,11 +14,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 
-from apsched.capture.micro_batches import REDUCE_EACH, MicroBatchChoice, MicroBatches
+from apsched.capture.micro_batches import (
+    REDUCE_EACH,
+    MicroBatchChoice,
+    MicroBatches,
+    sum_passes,
+)
 from apsched.errors import InputError
 from apsched.fx.chains import set_chains
 from apsched.fx.graph_copies import finished
-from apsched.fx.passes.lists import add_at_the_end, add_before_reducing
 from apsched.fx.passes.parameters import is_backward
 from apsched.fx.passes.run_passes import run_passes
 
@@ -44,9 +48,11 @@ def passes_before_tags(joined: MicroBatchChoice) -> list[Callable[..., GraphModu
     """
     if joined.count == 1:
         return []
-    if joined.reduce == REDUCE_EACH:
-        return [add_last_pass, losses_first_pass]
-    return [add_first_pass, losses_first_pass]
+
+    def sums_pass(gm: GraphModule, example_inputs: Any = None) -> GraphModule:
+        return run_passes(gm, sum_passes(joined.reduce)).module
+
+    return [sums_pass, losses_first_pass]
 
 
 class JoinedMicroBatches:
@@ -121,16 +127,6 @@ def losses_first_pass(gm: GraphModule, example_inputs: Any = None) -> GraphModul
     gm.graph.lint()
     gm.recompile()
     return gm
-
-
-def add_first_pass(gm: GraphModule, example_inputs: Any = None) -> GraphModule:
-    """Return ``gm`` with the gradients of all micro-batches added before they are reduced."""
-    return run_passes(gm, add_before_reducing()).module
-
-
-def add_last_pass(gm: GraphModule, example_inputs: Any = None) -> GraphModule:
-    """Return ``gm`` with the reduced gradients of all micro-batches added at its end."""
-    return run_passes(gm, add_at_the_end()).module
 
 
 _BEFORE_LAYERS = ("loss", "lm_head")

@@ -178,11 +178,11 @@ def measured(
             "predicted": formulas.cluster.launch_us,
             "measured": _launch_us(device),
         }
+        alone = [
+            (c.name, c.module, export_graph(c, formulas, group_ranks=ranks)) for c in capture.graphs
+        ]
         timed = measure_compute(
-            [(c.module, export_graph(c, formulas, group_ranks=ranks)) for c in capture.graphs],
-            device,
-            cluster,
-            fused=False,
+            [(module, dag) for _, module, dag in alone], device, cluster, fused=False
         )
         found["notes"] += [f"{name} cannot run here: {why}" for name, why in timed.failed.items()]
         model = MeasuredCostModel(timed.costs, formulas, ranks)
@@ -190,9 +190,6 @@ def measured(
         for one in step_times(capture.graphs, modules, model, ranks, device):
             found["steps"].append(asdict(one))
             save(found)
-        alone = [
-            (c.name, c.module, export_graph(c, formulas, group_ranks=ranks)) for c in capture.graphs
-        ]
         found["conditions"] = [asdict(one) for one in conditions(alone, device)]
         save(found)
         for name, pair in modules.items():

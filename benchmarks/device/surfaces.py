@@ -24,8 +24,8 @@ import torch
 from apsched.errors import InputError
 from apsched.models.mesh import MeshSpec
 from apsched.quantities import parse_count
+from benchmarks.device.measure import NO_GPU
 
-NO_GPU = "Skipped: no CUDA device here. Nothing is estimated in its place."
 _SHARED = {
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_NET": "Socket",

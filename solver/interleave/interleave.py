@@ -83,7 +83,7 @@ def _ticks(found: _Found) -> int:
 
 
 def _of_merge(best: _Found, in_a_row: SolveResult) -> SolveResult:
-    """Return the answer to the problem that the answer to a merge is."""
+    """Return the answer to a merge as an answer to the problem."""
     exact = best.scored.step_time_ticks == best.result.best.step_time_ticks  # type: ignore[union-attr]
     return replace(
         best.result,

@@ -87,6 +87,15 @@ def test_a_merge_answers_where_in_a_row_does_not_fit(problems):
     assert found.baselines == none.baselines
 
 
+def test_no_merge_is_tried_where_no_order_fits(problems, monkeypatch):
+    def tried(*_):
+        raise AssertionError("no merge fits")
+
+    monkeypatch.setattr("apsched.solver.requested.interleaved", tried)
+    caps = Caps(max_compute_move=200, memory_cap_bytes=1000)
+    assert solve_requested(problems[0], caps, QUICK).infeasibility.proven
+
+
 @pytest.mark.parametrize("merge", [Merge(skew=0), Merge(rule=Rule.NEXT_LAUNCH, skew=2)], ids=str)
 def test_sums_behind_all_chains_stay_there(merge):
     mesh = MeshSpec.parse("fsdp=2")
