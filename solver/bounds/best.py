@@ -15,6 +15,7 @@ from apsched.solver.bounds.any_order.bound import InAnyOrder, loose_program, wei
 from apsched.solver.bounds.any_order.chain import chain_bound
 from apsched.solver.bounds.any_order.jobs import bounds_of, ends_of
 from apsched.solver.bounds.any_order.last_reduction import tail_bound
+from apsched.solver.bounds.any_order.two_chains import two_chains_bound
 from apsched.solver.bounds.contention import shared_bound
 from apsched.solver.bounds.linear_program import costs_of, lp_bound
 from apsched.solver.bounds.paths.bound import path_bound
@@ -83,11 +84,18 @@ def _along_chain(at: InAnyOrder, best_ticks: int) -> Iterator[TimeBound]:
         yield chain_bound(at.instance, at.loose, at.ends)
 
 
+def _of_two_chains(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
+    bound = two_chains_bound(at.instance, at.loose, at.ends)
+    if bound is not None:
+        yield bound
+
+
 ANY_ORDER: tuple[Callable[[InAnyOrder, int], Iterator[TimeBound]], ...] = (
     _of_one_machine,
     _of_all_work,
     _of_last_reduction,
     _weighed_in_any_order,
+    _of_two_chains,
     _along_chain,
 )
 """The bounds for every order of the compute, those that need the best so far last."""

@@ -15,15 +15,11 @@ from apsched.problem.problem import Problem
 from apsched.schedule.result import ALTERNATING, IN_A_ROW, Scored, SolveResult
 from apsched.schedule.score import score
 from apsched.solver.arrays.reordered import may_move
-from apsched.solver.interleave.merge import Merge, Rule, merged, units_of
+from apsched.solver.interleave.merge import Merge, merged
+from apsched.solver.interleave.units import units_of
 from apsched.solver.solve import solve
 
-_MERGES = (
-    *(Merge(rule=Rule.NEXT_LAUNCH, skew=skew) for skew in (5, 0, 2, 10, 20)),
-    *(Merge(rule=Rule.FURTHEST_BEHIND, skew=skew) for skew in (5, 2)),
-    Merge(skew=1),
-    Merge(skew=0),
-)
+_MERGES = (Merge(), Merge(by_turns=True, apart=1), Merge(by_turns=True))
 _APART = (0.125, 0.25, 0.5, 0.75)
 """Shares of a chain by which the next one is behind, where nothing closer fits."""
 _SHARE_OF_A_GLANCE = 0.02
@@ -66,7 +62,7 @@ def interleaved(
     row = _kept(problem, caps, in_a_row)
     found = [] if row.step_time_ticks <= enough_ticks else _looked_at(problem, caps, options)
     best = min(found, key=_ticks, default=None)
-    alternating = next((f.scored for f in found if f.merge == Merge(skew=0)), None)
+    alternating = next((f.scored for f in found if f.merge == Merge(by_turns=True)), None)
     if best is not None and best.scored.step_time_ticks < row.step_time_ticks:
         again = _solved(problem, caps, options, best.merge)
         best = min((best, *again), key=_ticks)
@@ -109,7 +105,7 @@ def _looked_at(problem: Problem, caps: Caps, options: SolveOptions) -> list[_Fou
     found = [f for merge in _MERGES for f in _solved(problem, caps, glance, merge)]
     longest = max(map(len, units_of(problem, stretches=False)))
     for share in () if found else _APART:
-        merge = Merge(rule=Rule.NEXT_LAUNCH, skew=int(share * longest))
+        merge = Merge(apart=int(share * longest))
         found += _solved(problem, caps, glance, merge)
     return found
 

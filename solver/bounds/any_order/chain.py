@@ -68,16 +68,7 @@ def _chain(loose: Loose, ends: Ends) -> Ints:
     or a sample where there are none.
     """
     items = loose.items
-    span = items.spread(loose.compute_ticks, loose.work.launch + loose.work.transfer)
-    head, tail = (
-        items.spread(ends.head_of_compute, ends.head),
-        items.spread(ends.tail_of_compute, ends.tail),
-    )
-    middle = int(np.argmax(head + span + tail))
-    back = _way(items, head + span, middle)[::-1]
-    after = items.backwards()
-    onward = [len(items) - 1 - i for i in _way(after, (tail + span)[::-1], len(items) - 1 - middle)]
-    way = np.array([*back, middle, *onward], dtype=np.int64)
+    way = way_through(loose, ends, np.arange(len(items)))
     on_path = np.zeros(len(items), dtype=np.bool_)
     on_path[items.of_collective] = loose.on_path
     wanted = way[on_path[way]] if on_path[way].any() else way
@@ -87,6 +78,23 @@ def _chain(loose: Loose, ends: Ends) -> Ints:
         )
     ]
     return chosen
+
+
+def way_through(loose: Loose, ends: Ends, through: Ints) -> Ints:
+    """Return the items of the longest way that has one of ``through``, ascending."""
+    if not len(through):
+        return through
+    items = loose.items
+    span = items.spread(loose.compute_ticks, loose.work.launch + loose.work.transfer)
+    head, tail = (
+        items.spread(ends.head_of_compute, ends.head),
+        items.spread(ends.tail_of_compute, ends.tail),
+    )
+    middle = int(through[np.argmax((head + span + tail)[through])])
+    back = _way(items, head + span, middle)[::-1]
+    after = items.backwards()
+    onward = [len(items) - 1 - i for i in _way(after, (tail + span)[::-1], len(items) - 1 - middle)]
+    return np.array([*back, middle, *onward], dtype=np.int64)
 
 
 def _way(items: Items, end: Ints, item: int) -> list[int]:
