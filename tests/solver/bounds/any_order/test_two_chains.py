@@ -97,14 +97,26 @@ def test_transfers_of_one_stream_come_one_after_the_other() -> None:
     assert two_chains_of(problem) == best_in_any_order(problem) == 1 + 4 * 20 + 1
 
 
-def test_a_launch_may_go_behind_one_of_the_other_chain() -> None:
-    """The first chain has a short stage and nothing behind its transfer, the second one a longer
-    stage and much behind its own: with its launch first the step is shorter.
+@pytest.mark.parametrize("num_launches", [2, 3])
+def test_a_launch_may_go_behind_others_of_the_other_chain(num_launches: int) -> None:
+    """The first chain runs while the second waits. With its launch at once it would block the
+    stream for the next launches of the second, which has much behind them.
     """
-    problem = chains_of(((1, 0), (5, 90)), transfer_ticks=30)
+    problem = chains_of(((29, 0), (*[1] * num_launches, 90)), transfer_ticks=30)
     best = best_in_any_order(problem)
-    assert best == 5 + 30 + 90
+    assert best == num_launches * (1 + 30) + 90
     assert two_chains_of(problem) == best
+
+
+def test_a_node_counts_in_one_chain_only() -> None:
+    """Files name chains: in one that is wrong both lead through the same nodes."""
+    problem = chains_of(((10, 10, 10, 10, 10),), transfer_ticks=1)
+    wrong = []
+    for name, chain in zip(problem.node_names, problem.chains, strict=True):
+        wrong.append(chain if chain < 0 else int(name[-1]) % 2)
+    bound = two_chains_of(replace(problem, chains=tuple(wrong)))
+    assert bound is not None
+    assert bound <= 5 * 10 + 4 * 1
 
 
 def test_other_numbers_of_chains_have_no_such_bound() -> None:
