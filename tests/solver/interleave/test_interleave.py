@@ -27,7 +27,8 @@ from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve_requested
 from apsched.solver.interleave.interleave import _MERGES, interleaved
-from apsched.solver.interleave.merge import Merge, Rule, merged, units_of
+from apsched.solver.interleave.merge import Merge, merged
+from apsched.solver.interleave.units import units_of
 from tests.helpers.problems.by_hand import ByHand
 
 QUICK = SolveOptions(budget=0.2)
@@ -59,7 +60,7 @@ def in_order(order) -> Schedule:
     return Schedule(buckets=(), steps=tuple(Step(StepKind.NODE, node) for node in order))
 
 
-@pytest.mark.parametrize("merge", [*_MERGES, Merge(rule=Rule.NEXT_LAUNCH, skew=10_000)], ids=str)
+@pytest.mark.parametrize("merge", [*_MERGES, Merge(apart=3), Merge(apart=10_000)], ids=str)
 def test_merges_are_orders_that_keep_each_chain_and_each_kernel(problems, merge):
     for problem in problems:
         order = merged(problem, merge)
@@ -96,7 +97,7 @@ def test_no_merge_is_tried_where_no_order_fits(problems, monkeypatch):
     assert solve_requested(problems[0], caps, QUICK).infeasibility.proven
 
 
-@pytest.mark.parametrize("merge", [Merge(skew=0), Merge(rule=Rule.NEXT_LAUNCH, skew=2)], ids=str)
+@pytest.mark.parametrize("merge", [Merge(by_turns=True), Merge(apart=2)], ids=str)
 def test_sums_behind_all_chains_stay_there(merge):
     mesh = MeshSpec.parse("fsdp=2")
     with world(mesh.world_size):
@@ -119,13 +120,13 @@ def test_far_apart_is_one_behind_the_other(problems):
     forward = problems[0]
     order = [
         forward.chains[node]
-        for node in merged(forward, Merge(rule=Rule.NEXT_LAUNCH, skew=10_000))
+        for node in merged(forward, Merge(apart=10_000))
         if forward.chains[node] >= 0 and node in forward.captured_places
     ]
     assert order == sorted(order)
     turns = [
         forward.chains[node]
-        for node in merged(forward, Merge(skew=0))
+        for node in merged(forward, Merge(by_turns=True))
         if forward.chains[node] >= 0 and node in forward.captured_places
     ]
     assert sum(a != b for a, b in pairwise(turns)) > 10

@@ -27,14 +27,14 @@ from apsched.models.training import run_step
 from apsched.problem.build import build_problem
 from apsched.problem.permuted import brought_back, permuted
 from apsched.problem.problem import Problem
-from apsched.solver.interleave.merge import Merge, Rule, merged
+from apsched.solver.interleave.merge import Merge, merged
 from apsched.torch_compat.graphs import process_group_names
 from apsched.writeback.write_back import write_back
 from tests.helpers.problems.random_schedules import random_schedule
 from tests.workers.training.compiler_worker import MESHES, QUICK, compare
 
 NUM_STEPS, RATE = 3, 0.1
-MERGES = [Merge(skew=0), *(Merge(rule=rule, skew=3) for rule in Rule)]
+MERGES = [Merge(by_turns=True), Merge(), Merge(apart=3)]
 
 Inputs = tuple[torch.Tensor, ...]
 
