@@ -94,10 +94,11 @@ OPTIONS: tuple[Option, ...] = (
         group="source",
         unit=Unit.TEXT,
         metavar="WHEN",
-        parse=one_of("once", "each"),
+        parse=one_of("once", "each", "auto"),
         axis=False,
         help=(
-            "gradients of several micro-batches: once (added, then reduced) or each (default: once)"
+            "gradients of several micro-batches: once (added, then reduced), each, or auto: the"
+            " faster of both, found by solving them (default: once)"
         ),
     ),
     Option(

@@ -28,6 +28,8 @@ DEFAULT_MESH = "fsdp=64"
 DEFAULT_SEQ_LEN = 8192
 GRAPH_SUFFIX = ".graph"
 TRANSFORMERS_PREFIX = "hf:"
+REDUCE_AUTO = "auto"
+"""The request to choose when gradients are reduced, which takes a solve."""
 
 
 class SourceKind(Enum):
@@ -236,6 +238,11 @@ def _micro_batches(request: SourceRequest) -> "MicroBatchChoice":
         raise InputError(
             f"--reduce {request.reduce} is about several micro-batches, and there is one; state"
             " --micro-batches, or leave it out"
+        )
+    if request.reduce == REDUCE_AUTO:
+        raise InputError(
+            "--reduce auto solves both forms, which only `solve`, `explain` and `compare` do; state"
+            " --reduce once or --reduce each"
         )
     return MicroBatchChoice(count=count, reduce=request.reduce or REDUCE_ONCE)
 

@@ -162,10 +162,9 @@ def _rows(
         copied = flat and kind == ALL_GATHER
         rows[b, STREAM], rows[b, FIRST], rows[b, PAST] = t.stream[first], begin, past
         rows[b, GATHERED], rows[b, COPIED] = gathered, copied
-        rows[b, LATEST], rows[b, STAYS] = (
-            latest,
-            t.wait_first[first] > 0 or t.wait_last[first] < num_compute,
-        )
+        planned = t.wait_first[first] > 0 or t.wait_last[first] < num_compute
+        awaited = t.on_path[first] and figures[b, NEED_SLOT] < num_compute
+        rows[b, LATEST], rows[b, STAYS] = latest, planned or awaited
         ready = figures[b, READY_SLOT]
         if not gathered:
             need = figures[b, NEED_SLOT]

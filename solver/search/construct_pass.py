@@ -2,7 +2,7 @@
 
 A gather is launched as soon as its want slot is reached and memory allows it all the way to its
 need; otherwise at its need. A reduction is launched when its inputs are ready and waited for when
-it is done, or earlier where the bytes it holds are needed.
+it is done, or earlier where the bytes it holds, or its result, are needed.
 
 Thousands of passes make a search, so a slot where nothing happens costs next to nothing, and so
 does a gather that memory holds back: bytes in use behind the pass only grow, so it is not looked at
@@ -44,17 +44,15 @@ FREED                 bytes that are in use until a reduction is launched when i
 FLYING                bytes that count against the cap on bytes in flight
 LATEST                slot where the user's plan wants it launched; the number of compute nodes
                       where it says nothing
-STAYS                 1 where its wait keeps its place, by the plan
+STAYS                 1 where its wait keeps its place: by the plan, or as compute waits for it
 FOLLOWS               1 where a member depends on another collective
 FINISH                tick at which its transfer ends; the pass fills it
 STATUS                0, launched or waited for; the pass fills it
 ====================
 ===============================================================================
 """
-_NUM_SCALARS = 7
-_CLOCK, _BYTES_HELD, _BYTES_FLYING, _LENGTH, _OUTSTANDING, _FIRST_END, _NUM_COMPUTE = range(
-    _NUM_SCALARS
-)
+_NUM_SCALARS = 6
+_CLOCK, _BYTES_HELD, _BYTES_FLYING, _LENGTH, _OUTSTANDING, _FIRST_END = range(_NUM_SCALARS)
 """Places in the clock; behind them stands for each stream the tick at which it is free."""
 _LAUNCHED, _WAITED = 1, 2
 BLOCK = 64
@@ -118,7 +116,7 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
         block_most[k // BLOCK] = max(block_most[k // BLOCK], used[k])
     program = np.empty((2, num_compute + 2 * num_buckets + num_collectives), np.int64)
     clock = np.zeros(_NUM_SCALARS + u.num_streams, np.int64)
-    clock[_FIRST_END], clock[_NUM_COMPUTE] = UNLIMITED, num_compute
+    clock[_FIRST_END] = UNLIMITED
     out = np.zeros(num_collectives, np.bool_)
     outstanding = np.empty(num_buckets, np.int64)
     by_ready, by_need = by_slot(rows[:, READY], num_compute), by_slot(rows[:, NEED], num_compute)
@@ -338,7 +336,7 @@ def _launch(rows: Ints, program: Ints, clock: Ints, outstanding: Ints, b: int) -
     clock[free] = max(clock[_CLOCK], clock[free]) + rows[b, TRANSFER]
     rows[b, FINISH], rows[b, STATUS] = clock[free], _LAUNCHED
     clock[_BYTES_FLYING] += rows[b, FLYING]
-    if rows[b, NEED] >= clock[_NUM_COMPUTE] and not rows[b, GATHERED] and not rows[b, STAYS]:
+    if not rows[b, GATHERED] and not rows[b, STAYS]:
         outstanding[clock[_OUTSTANDING]] = b
         clock[_OUTSTANDING] += 1
         clock[_BYTES_HELD] += rows[b, HELD]

@@ -9,9 +9,10 @@ import pytest
 from apsched.config import Caps, SolveOptions
 from apsched.kinds import CollectiveKind, NodeKind
 from apsched.problem.problem import Problem
-from apsched.solver import solve
+from apsched.solver import least_memory, solve
 from apsched.solver.milp.model import solve_milp
 from tests.helpers.claims import judged, random_case
+from tests.helpers.problems.by_hand import ByHand, line
 from tests.helpers.problems.strategies import random_problem
 from tests.helpers.verify_oracle import TooLargeError
 
@@ -44,6 +45,24 @@ def test_claims_hold(first_seed: int) -> None:
         assert broken == [], (seed, result.status, result.bound_source)
         num_judged += 1
     assert num_judged >= 10
+
+
+def test_each_ends_before_the_next_gradient_where_memory_is_short() -> None:
+    """Forty gradients of 64 KiB, reduced to 1 KiB and added at the end: two are never alive."""
+    b = ByHand(prices={"reduce_scatter": line(10)})
+    x = b.input("x", 512)
+    reduced = []
+    for i in range(40):
+        gradient = b.compute(f"g{i}", 20, x, size=65_536)
+        start = b.start("reduce_scatter", f"rs{i}", gradient, 65_536, 1_024)
+        reduced.append(b.wait(f"w{i}", start))
+    sums = [b.compute(f"sum{i}", 1, *reduced[i : i + 2], size=1_024) for i in range(0, 40, 2)]
+    problem = b.output(*sums)
+    least = least_memory(problem, Caps())[0]
+    assert least < 3 * 65_536
+    answer = solve(problem, Caps(memory_cap_bytes=least), SolveOptions())
+    assert answer.best is not None
+    assert answer.best.step_time_ticks == 40 * (20 + 10) + 20
 
 
 def test_pulp_agrees() -> None:

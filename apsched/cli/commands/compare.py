@@ -38,11 +38,13 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.progress import Progress
     from apsched.report.summary import print_notes, print_table, report_json, summary_lines
     from apsched.report.table import console, print_json
+    from apsched.whole_step.faster_reduction import with_faster_reduction
 
     where = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
     progress = Progress()
     begin_to_compile(progress)
+    where, _ = with_faster_reduction(where, request, progress)
     with ExitStack() as opened:
         source = opened.enter_context(loaded(*where, progress))
         request = request_with_buckets(request, args.buckets, source.graphs)

@@ -57,25 +57,27 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.report.explanation import binding_json
     from apsched.report.summary import graph_json
     from apsched.report.table import print_json
+    from apsched.whole_step.faster_reduction import with_faster_reduction
     from apsched.whole_step.keep_request import keep_request, kept_in_joint_graph, stated_choice
     from apsched.whole_step.solve import solve_graphs, step_apart
 
-    wanted, costs, which = source_request(args), cost_choice(args), direction(args)
+    where = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
     keep = keep_request(args.keep)
-    num_micro_batches = micro_batches_in_a_row(args, which)
+    num_micro_batches = micro_batches_in_a_row(args, where[-1])
     progress = Progress()
     begin_to_compile(progress)
-    apart = step_apart(wanted, costs, which, request, keep, progress)
+    where, _ = with_faster_reduction(where, request, progress)
+    apart = step_apart(*where, request, keep, progress)
     if apart is not None:
         keep = stated_choice(apart.best.kept)
-    keep, kept = kept_in_joint_graph(keep, which)
-    with loaded(wanted, costs, which, progress, kept=kept) as source:
+    keep, kept = kept_in_joint_graph(keep, where[-1])
+    with loaded(*where, progress, kept=kept) as source:
         posed = under_plan(source.graphs, request)
         solved = solve_graphs(posed, request, keep, progress, num_micro_batches)
         more = _more_memory(solved, keep, progress)
         found = [
-            (result, _relaxed(graph, result, costs, request, progress) if result.best else ())
+            (result, _relaxed(graph, result, where[1], request, progress) if result.best else ())
             for graph, result in zip(solved.graphs, solved.results, strict=True)
         ]
     if args.json:

@@ -77,6 +77,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """
     import json
     from contextlib import ExitStack
+    from dataclasses import asdict
 
     from apsched.artifacts.output_dir import check_writable, replaced_run, write_or_rescue
     from apsched.artifacts.solved_files import add_files
@@ -90,6 +91,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.report.summary import print_solved, report_json
     from apsched.report.table import print_json
     from apsched.whole_step.along_caps import frontier
+    from apsched.whole_step.faster_reduction import with_faster_reduction
     from apsched.whole_step.keep_request import keep_request, kept_in_joint_graph, stated_choice
     from apsched.whole_step.solve import solve_graphs, step_apart
 
@@ -101,6 +103,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     check_writable(out_dir(args, "."))
     progress = Progress()
     begin_to_compile(progress)
+    where, reduction = with_faster_reduction(where, request, progress)
     apart = step_apart(*where, request, keep, progress)
     if apart is not None:
         keep = stated_choice(apart.best.kept)
@@ -115,15 +118,14 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         graphs, results = solved.graphs, list(solved.results)
         if any(result.best is None for result in results):
             opened.close()  # its process groups end, before others are captured
+            alone = num_micro_batches == 1
             refuse_infeasible(
                 results,
                 source=args.source,
                 cluster=source.cluster,
                 stdout=stdout,
                 as_json=args.json,
-                trials=()
-                if num_micro_batches > 1
-                else what_fits(*where, request, results, progress),
+                trials=what_fits(*where, request, results, progress) if alone else (),
                 of_step=_of_step(solved),
             )
         if args.inductor:
@@ -137,6 +139,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             results[k] = add_files(graph, results[k], files, lost, progress)
     report = report_json(args.source, source.cluster, results, stated_options(vars(args)))
     _add_step(report, files, again, solved, apart, along)
+    report |= {"reduce": asdict(reduction)} if reduction is not None else {}
     replaced = replaced_run(target, args.source, report["options"])
     files["result.json"] = (json.dumps(report, indent=1) + "\n").encode()
     written, unwritten = write_or_rescue(target, files)

@@ -1,0 +1,71 @@
+"""Gradients of several micro-batches in one graph: reduced once or each, whichever is faster."""
+
+from dataclasses import dataclass, replace
+
+from apsched.pipeline.cost_choice import CostChoice
+from apsched.pipeline.load import loaded
+from apsched.pipeline.solve_graph import SolveRequest, solve_graph, under_plan
+from apsched.pipeline.sources import REDUCE_AUTO, SourceRequest
+from apsched.progress import Progress
+from apsched.units import ticks_to_us
+
+_FORMS = "once", "each"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FasterReduction:
+    """The faster form, and the step times of both."""
+
+    reduce: str
+    step_us: dict[str, float | None]
+    """Of each form, the step time of all graphs that reduce; ``None`` where no schedule fits."""
+
+    def note(self) -> str:
+        """Return the choice in a sentence."""
+        said = (
+            f"{form} {'does not fit' if us is None else f'takes {us / 1000:.2f} ms'}"
+            for form, us in self.step_us.items()
+        )
+        return f"reduce: {self.reduce}; backward with {', with '.join(said)}"
+
+
+Where = tuple[SourceRequest, CostChoice, str]
+"""A source, its costs, and the direction that is wanted."""
+
+
+def with_faster_reduction(
+    where: Where, request: SolveRequest, progress: Progress
+) -> tuple[Where, FasterReduction | None]:
+    """Return ``where`` with the form of reduction that is faster, where that is left open.
+
+    Each form is captured and solved under ``request``, with no parameter kept. Among equals, and
+    where none fits, gradients are reduced once.
+    """
+    source, costs, direction = where
+    if source.reduce != REDUCE_AUTO or (source.num_micro_batches or 1) == 1:
+        return where, None
+    step_us = {}
+    for form in _FORMS:
+        with progress.stage(f"try --reduce {form}"):
+            step_us[form] = _step_us(replace(source, reduce=form), costs, direction, request)
+    fitting = [form for form in _FORMS if step_us[form] is not None]
+    best = min(fitting, key=lambda form: step_us[form] or 0.0, default=_FORMS[0])
+    found = FasterReduction(reduce=best, step_us=step_us)
+    progress.note(found.note())
+    return (replace(source, reduce=best), costs, direction), found
+
+
+def _step_us(
+    source: SourceRequest, costs: CostChoice, direction: str, request: SolveRequest
+) -> float | None:
+    """Return the step time of all graphs that reduce gradients."""
+    quiet, total_us = Progress(quiet=True), 0.0
+    with loaded(source, costs, direction, quiet) as opened:
+        for graph in under_plan(opened.graphs, request):
+            if graph.problem.name.partition("-")[0] == "forward":
+                continue
+            best = solve_graph(graph, request, quiet).best
+            if best is None:
+                return None
+            total_us += ticks_to_us(best.step_time_ticks)
+    return total_us
