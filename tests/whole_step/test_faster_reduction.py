@@ -12,6 +12,7 @@ from apsched.pipeline.load import loaded
 from apsched.pipeline.solve_graph import SolveRequest
 from apsched.pipeline.sources import REDUCE_AUTO, SourceRequest
 from apsched.progress import Progress
+from apsched.quantities import MemoryCap
 from apsched.whole_step.faster_reduction import FasterReduction, with_faster_reduction
 
 SOURCE = SourceRequest(
@@ -24,8 +25,11 @@ SOURCE = SourceRequest(
 COSTS, QUIET = CostChoice(cluster="h100"), Progress(quiet=True)
 
 
-def chosen(caps: Caps, source: SourceRequest = SOURCE) -> FasterReduction | None:
-    request = SolveRequest(caps=caps, options=SolveOptions(budget=0.1))
+def chosen(
+    caps: Caps, source: SourceRequest = SOURCE, cap_bytes: int | None = None
+) -> FasterReduction | None:
+    cap = None if cap_bytes is None else MemoryCap(size_bytes=cap_bytes)
+    request = SolveRequest(caps=caps, memory_cap=cap, options=SolveOptions(budget=0.1))
     (found, *_), reduction = with_faster_reduction((source, COSTS, "both"), request, QUIET)
     assert found.reduce == (source.reduce if reduction is None else reduction.reduce)
     return reduction
@@ -40,12 +44,12 @@ def test_half_of_the_bytes_are_faster() -> None:
 
 def test_what_fits_is_taken() -> None:
     """With compute as captured all gradients of the first micro-batch wait for the second."""
-    found = chosen(Caps(max_compute_move=0, memory_cap_bytes=940_000))
+    found = chosen(Caps(max_compute_move=0), cap_bytes=940_000)
     assert found is not None
     assert found.reduce == "each"
     assert found.step_us["once"] is None
     assert found.note().startswith("reduce: each; backward with once does not fit, with each takes")
-    none = chosen(Caps(memory_cap_bytes=1_000))
+    none = chosen(Caps(), cap_bytes=1_000)
     assert none is not None
     assert (none.reduce, [*none.step_us.values()]) == ("once", [None, None])
 
