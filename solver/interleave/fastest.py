@@ -4,16 +4,16 @@ The machine here is smaller than that of a schedule: one compute stream, and a s
 with the collectives on the path; gathers and reductions of parameters take no time. A *label* is a
 state that some merge of the first units of all chains reaches:
 
-    (M1)  now       when the compute stream is free
-    (M2)  free[s]   when stream s is free
-    (M3)  there[c]  when the result of collective c is there, of each that a chain has launched and
-                    still needs
+    now       when the compute stream is free
+    free[s]   when stream s is free
+    there[c]  when the result of collective c is there, of each that a chain has launched and still
+              needs
 
-From a label the next unit of any chain runs: it begins at max(now, there[c] of all c that it
+From a label the next unit of any chain runs, (M1): it begins at max(now, there[c] of all c that it
 needs). A collective that it launches is there at max(now, free[s], there[c] of its inputs) + price.
 All three never fall where an input grows. So of two labels with the same units behind them, one
-that is at most as large in every entry is never worse, and the other is dropped. The least ``now``
-at the end is the fastest merge of these units. Of equal labels the one stays whose chains were
+that is at most as large in every entry is never worse, and the other is dropped, (M2). The least
+``now`` at the end is that of the fastest merge. Of equal labels the one stays whose chains were
 closer together, since their activations are alive for less time.
 
 Chains are at most ``_WINDOW`` units further apart than is asked. With two chains all labels are
@@ -73,7 +73,7 @@ class _Use:
 
 
 def _parts(problem: Problem, units: Sequence[Sequence[int]]) -> list[_Part]:
-    """Return what is launched before the first unit of a chain, then its units."""
+    """Return the launches before the first unit of a chain as a unit of no work, then its units."""
     uses = _uses(problem, units)
     last_use = {c: u for u, use in enumerate(uses) for c in use.needs.union(*use.launched.values())}
     parts: list[_Part] = []
@@ -148,7 +148,7 @@ class _Label:
     """Units by which chains were behind the one before, in all."""
 
     def entries(self) -> tuple[int, ...]:
-        """Return (M1) to (M3) in a row."""
+        """Return all times in a row."""
         return (self.now, *self.free, *(ticks for there in self.there for ticks in there))
 
 
@@ -201,7 +201,7 @@ def _may_go_on(done: Sequence[int], lengths: Sequence[int], behind: range) -> It
 
 
 def _after(label: _Label, chain: int, part: _Part, lag: int) -> _Label:
-    """Return ``label`` with ``part`` of ``chain`` behind it."""
+    """Return ``label`` with ``part`` of ``chain`` behind it, (M1)."""
     pending, free = list(label.there[chain]), list(label.free)
     begin = max((label.now, *(pending[c] for c in part.needs)))
     now = begin + part.work_ticks
@@ -228,7 +228,7 @@ def _after(label: _Label, chain: int, part: _Part, lag: int) -> _Label:
 
 
 def _undominated(labels: list[_Label]) -> list[_Label]:
-    """Return the labels of which no other one is at most as large in every entry."""
+    """Return the labels of which no other one is at most as large in every entry, (M2)."""
     kept: list[tuple[tuple[int, ...], _Label]] = []
     for entries, _, _, label in sorted(
         (label.entries(), label.lag, k, label) for k, label in enumerate(labels)

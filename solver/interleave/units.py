@@ -1,4 +1,4 @@
-"""Units of a chain: what stays whole when chains are merged.
+"""Units of a chain: the pieces that stay whole when chains are merged.
 
 A unit is a run of compute nodes that are one kernel, or a *stretch*: all compute nodes between two
 collectives on the path.

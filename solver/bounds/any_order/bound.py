@@ -19,6 +19,7 @@ reversed.
          paths where the order is fixed
     (V8)  step time >= compute before the last reduction + its transfer + sum over others of its
           stream of the lesser of the compute that only they need and their transfer
+    (V9)  stages of compute of two chains on one machine, each with a transfer behind it
 
 A memory cap need not force in another order the places that it forces in the captured one, so no
 such place enters.

@@ -1,9 +1,9 @@
 """Two chains of collectives that do not depend on each other, on one compute stream.
 
 In every order all compute between two collectives of one chain runs between them, and meanwhile
-the other chain may compute or wait. What two chains need at least is a small scheduling problem of
-its own: of each chain *stages* of compute, each with a transfer behind it. It is solved exactly,
-with three things made easier than they are, so that its value is a bound (V9):
+the other chain may compute or wait. So each chain is a row of *stages* of compute, each with a
+transfer behind it, and two chains are a small scheduling problem of their own. It is solved
+exactly, with three things made easier than they are, so that its value is a bound (V9):
 
 - compute may stop and go on at any tick;
 - all other work of the compute stream and all other transfers take no time;
@@ -37,8 +37,8 @@ _MOST = 10_000
 """Labels for one number of launches; with more there is no bound of this kind."""
 
 _Label = tuple[int, ...]
-"""(M1) the time; of each chain (M2) the compute left in its stage and (M3) when its transfer ends;
-(M4) when each stream is free.
+"""The time; of each chain the compute left in its stage; of each chain when its transfer ends; when
+each stream is free.
 """
 _Done = tuple[int, int, int]
 """Stages done of each chain, and the chain whose launch is held back, or -1."""
