@@ -33,8 +33,10 @@ from apsched.solver.bounds.step_time import TimeBound
 
 _FEW = 8
 """Labels for each number of launches, in the search for a limit."""
-_MOST = 10_000
-"""Labels for one number of launches; with more there is no bound of this kind."""
+_MOST = 1_000
+"""Labels with the same stages done, of which the graphs of models have less than a hundred; with
+more there is no bound of this kind.
+"""
 
 _Label = tuple[int, ...]
 """The time; of each chain the compute left in its stage; of each chain when its transfer ends; when
@@ -143,10 +145,10 @@ class _Search:
         ]
         levels[0][0, 0, -1].append(first)
         for level in range(num_launches + 1):
+            if most is None and max(map(len, levels[level].values()), default=0) > _MOST:
+                return None
             reached = {done: _undominated(labels) for done, labels in levels[level].items()}
             levels[level] = {}
-            if most is None and sum(map(len, reached.values())) > _MOST:
-                return None
             ranked = sorted(
                 (self._at_least(done, label), done, label)
                 for done, labels in reached.items()
