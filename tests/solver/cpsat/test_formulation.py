@@ -13,7 +13,15 @@ import pytest
 from apsched.solver.arrays.problem_arrays import ProblemArrays
 from apsched.solver.bounds import contention, linear_program, step_time
 from apsched.solver.bounds.any_order import bound as any_order_bound
-from apsched.solver.bounds.any_order import chain, heads, items, jobs, last_reduction, one_machine
+from apsched.solver.bounds.any_order import (
+    chain,
+    heads,
+    items,
+    jobs,
+    last_reduction,
+    one_machine,
+    two_chains,
+)
 from apsched.solver.bounds.paths import bound as path_bound
 from apsched.solver.bounds.paths import (
     bucket_costs,
@@ -30,6 +38,7 @@ from apsched.solver.cpsat import (
     constraints_plan,
 )
 from apsched.solver.cpsat.variables import Variables
+from apsched.solver.interleave import fastest
 from apsched.solver.search.open_bucket import front, stretches
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -128,12 +137,21 @@ def test_each_part_of_the_bound_along_paths_is_implemented_once() -> None:
 
 
 def test_each_bound_for_any_order_is_implemented_once() -> None:
-    """(V1) to (V8), over the files that make it up."""
-    expected = [f"V{n}" for n in range(1, 9)]
+    """(V1) to (V9), over the files that make it up."""
+    expected = [f"V{n}" for n in range(1, 10)]
     documented = [item for item in DOCUMENTED if item[0].startswith("V")]
     assert [number for number, _ in documented] == lines_of(any_order_bound, "V") == expected
-    found = numbered_in(chain, any_order_bound, heads, items, jobs, one_machine, last_reduction)
+    found = numbered_in(
+        chain, any_order_bound, heads, items, jobs, one_machine, last_reduction, two_chains
+    )
     assert sorted(found) == sorted(documented)
+
+
+def test_each_rule_of_merges_is_implemented_once() -> None:
+    """(M1) and (M2)."""
+    documented = [item for item in DOCUMENTED if item[0].startswith("M")]
+    assert [number for number, _ in documented] == ["M1", "M2"]
+    assert numbered_in(fastest) == documented
 
 
 def test_each_part_of_the_fronts_is_implemented_once() -> None:
