@@ -22,12 +22,11 @@ from apsched.schedule.verify import over_memory
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import Ints
 from apsched.solver.arrays.relaxed import without_places
-from apsched.solver.arrays.reordered import may_move
+from apsched.solver.arrays.reordered import Orders, may_move
 from apsched.solver.baselines import baselines
 from apsched.solver.bounds.memory_and_launches import later_bounds
 from apsched.solver.compute_move_cap import moving_where_it_pays
 from apsched.solver.program.to_schedule import expand
-from apsched.solver.reorder.reorder import ComputeMover
 from apsched.solver.search.late_waits import late_waits
 from apsched.solver.search.local_search import Search, policies
 from apsched.solver.suggestions import labels_of
@@ -54,7 +53,7 @@ class AlongCaps:
         self._caps = replace(caps, memory_cap_bytes=None)
         self._instance = Instance.of(problem, self._caps)
         searched = moving_where_it_pays(problem, caps)
-        self._mover = ComputeMover(self._instance) if may_move(problem, searched) else None
+        self._orders = Orders(self._instance) if may_move(problem, searched) else None
         self._made = baselines(self._instance)
         self._timelines = {made.name: simulate(problem, made.schedule) for made in self._made}
         self._scored: dict[Schedule, Scored] = {}
@@ -148,22 +147,16 @@ class AlongCaps:
         )
 
     def _around(self, schedule: Schedule) -> Instance:
-        """Return the problem with its compute in the order of ``schedule``."""
-        if self._mover is None:
+        """Return the problem with its compute in the order of ``schedule``, which may part blocks
+        where it merges chains.
+        """
+        if self._orders is None:
             return self._instance
         place = {node: k for k, node in enumerate(self._problem.compute_order)}
-        compute_order = np.array(
-            [
-                place[s.index]
-                for s in schedule.steps
-                if s.kind is StepKind.NODE and s.index in place
-            ],
-            dtype=np.int64,
-        )
-        blocks = self._mover.orders.precedence.block_of[compute_order]
-        first = np.ones(len(blocks), dtype=np.bool_)
-        first[1:] = blocks[1:] != blocks[:-1]
-        return self._mover.moved(blocks[first])
+        compute_order = [
+            place[s.index] for s in schedule.steps if s.kind is StepKind.NODE and s.index in place
+        ]
+        return self._orders.in_order(np.array(compute_order, dtype=np.int64))
 
 
 def _distinct(all_labels: Sequence[Ints]) -> list[Ints]:

@@ -25,7 +25,9 @@ from apsched.schedule.result import ALTERNATING, IN_A_ROW
 from apsched.schedule.schedule import Schedule, Step, StepKind
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
-from apsched.solver import solve_requested
+from apsched.solver import AlongCaps, Known, solve_requested
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.reordered import Orders
 from apsched.solver.interleave.interleave import _MERGES, interleaved
 from apsched.solver.interleave.merge import Merge, merged
 from apsched.solver.interleave.units import units_of
@@ -178,6 +180,25 @@ def test_a_start_that_is_interleaved_is_a_start(problems):
     known = solve_requested(problems[0], caps, QUICK)
     again = solve_requested(problems[0], caps, SolveOptions(budget=0.0), start=known.best.schedule)
     assert again.best.step_time_ticks <= known.best.step_time_ticks
+
+
+def test_a_merged_order_that_parts_kernels_is_a_start_under_other_caps(problems):
+    """The sum of two losses, or of two gradients, is captured as one kernel with a node of the
+    second chain, and may come before it.
+    """
+    backward, caps = problems[1], Caps(max_compute_move=200)
+    order = merged(backward, Merge(by_turns=True))
+    block = Orders(Instance.of(backward, caps)).precedence.block_of
+    place = {node: k for k, node in enumerate(backward.captured_order)}
+    blocks = [block[place[node]] for node in order if node in place]
+    assert sum(a != b for a, b in pairwise(blocks)) >= len({*blocks})
+    start = in_order(order)
+    along = AlongCaps(backward, caps, SolveOptions(budget=0.5))
+    known = Known(bound_ticks=1, bound_source="", floor_memory_bytes=1, floor_bound_bytes=1)
+    peak = simulate(backward, start).peak_memory_bytes
+    found = along.at(peak, (start,), known).best
+    assert not verify(backward, found.schedule, replace(caps, memory_cap_bytes=peak))
+    assert found.step_time_ticks <= simulate(backward, start).step_time_ticks
 
 
 def test_graph_files_hold_chains(dags, problems):
