@@ -194,6 +194,8 @@ def test_a_merged_order_that_parts_kernels_is_a_start_under_other_caps(problems)
     assert sum(a != b for a, b in pairwise(blocks)) >= len({*blocks})
     start = in_order(order)
     along = AlongCaps(backward, caps, SolveOptions(budget=0.5))
+    around = along._around(start).problem.reordered
+    assert around == tuple(node for node in order if node in place)
     known = Known(bound_ticks=1, bound_source="", floor_memory_bytes=1, floor_bound_bytes=1)
     peak = simulate(backward, start).peak_memory_bytes
     found = along.at(peak, (start,), known).best
