@@ -217,7 +217,7 @@ OPTIONS: dict[str, tuple[Case, str]] = {
         _preset("--reduce", "each"),
         "--reduce each is about several micro-batches",
     ),
-    "a way to reduce that is none": (_preset("--reduce", "twice"), "expected once or each"),
+    "a way to reduce that is none": (_preset("--reduce", "twice"), "expected once, each or auto"),
     "layers for a function": (
         lambda at: ["solve", "os:getcwd", "--layers", "2"],
         "--layers chooses how a preset is built",
