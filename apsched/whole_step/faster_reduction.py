@@ -26,7 +26,7 @@ class FasterReduction:
             f"{form} {'does not fit' if us is None else f'takes {us / 1000:.2f} ms'}"
             for form, us in self.step_us.items()
         )
-        return f"reduce: {self.reduce}; backward with {', with '.join(said)}"
+        return f"reduce: {self.reduce} ({', '.join(said)})"
 
 
 Where = tuple[SourceRequest, CostChoice, str]
@@ -44,6 +44,8 @@ def with_faster_reduction(
     source, costs, direction = where
     if source.reduce != REDUCE_AUTO or (source.num_micro_batches or 1) == 1:
         return where, None
+    if direction == "forward":  # which reduces nothing
+        return (replace(source, reduce=_FORMS[0]), costs, direction), None
     step_us = {}
     for form in _FORMS:
         with progress.stage(f"try --reduce {form}"):

@@ -48,7 +48,7 @@ def test_what_fits_is_taken() -> None:
     assert found is not None
     assert found.reduce == "each"
     assert found.step_us["once"] is None
-    assert found.note().startswith("reduce: each; backward with once does not fit, with each takes")
+    assert found.note().startswith("reduce: each (once does not fit, each takes ")
     none = chosen(Caps(), cap_bytes=1_000)
     assert none is not None
     assert (none.reduce, [*none.step_us.values()]) == ("once", [None, None])
@@ -58,6 +58,12 @@ def test_a_stated_form_stays() -> None:
     for form in ("once", "each", None):
         source = SourceRequest(source="llama3-debug", num_micro_batches=2, reduce=form)
         assert chosen(Caps(), source) is None
+
+
+def test_forward_reduces_nothing() -> None:
+    request = SolveRequest(options=SolveOptions(budget=0.1))
+    (found, *_), reduction = with_faster_reduction((SOURCE, COSTS, "forward"), request, QUIET)
+    assert (found.reduce, reduction) == ("once", None)
 
 
 def test_a_capture_alone_cannot_choose() -> None:
