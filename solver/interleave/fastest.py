@@ -16,16 +16,17 @@ that is at most as large in every entry is never worse, and the other is dropped
 ``now`` at the end is that of the fastest merge. Of equal labels the one stays whose chains were
 closer together, since their activations are alive for less time.
 
-Chains are at most ``_WINDOW`` units further apart than is asked. With two chains all labels are
-kept; with more, those with the least idle time, and the merge need not be the fastest.
+Chains are at most ``_WINDOW`` units further apart than is asked. With two chains that is the only
+limit, as long as no more than ``_LABELS_OF_TWO`` labels are there. With more chains those with the
+least idle time are kept, and the merge need not be the fastest.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from operator import le
 
 from apsched.problem.problem import Problem
+from apsched.solver.bounds.any_order.two_chains import undominated
 from apsched.solver.interleave.units import is_compute
 
 _WINDOW = 40
@@ -145,7 +146,7 @@ class _Label:
     """Whose unit was the last."""
     idle_ticks: int = 0
     lag: int = 0
-    """Units by which chains were behind the one before, in all."""
+    """Units by which chains were apart from the first one, summed over all units so far."""
 
     def entries(self) -> tuple[int, ...]:
         """Return all times in a row."""
@@ -229,13 +230,10 @@ def _after(label: _Label, chain: int, part: _Part, lag: int) -> _Label:
 
 def _undominated(labels: list[_Label]) -> list[_Label]:
     """Return the labels of which no other one is at most as large in every entry, (M2)."""
-    kept: list[tuple[tuple[int, ...], _Label]] = []
-    for entries, _, _, label in sorted(
-        (label.entries(), label.lag, k, label) for k, label in enumerate(labels)
-    ):
-        if not any(all(map(le, other, entries)) for other, _ in kept):
-            kept.append((entries, label))
-    return [label for _, label in kept]
+    first: dict[tuple[int, ...], _Label] = {}
+    for label in sorted(labels, key=lambda label: label.lag):
+        first.setdefault(label.entries(), label)
+    return [first[entries] for entries in undominated(first)]
 
 
 def _least_idle(

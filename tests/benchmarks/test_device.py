@@ -10,12 +10,16 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.capture.fake_world import world
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.models.build import build
+from apsched.models.preset_capture import capture_built
 from benchmarks.device import measure as device
 from benchmarks.device import surfaces
 from benchmarks.device.conditions import Conditions
 from benchmarks.device.measure import NO_GPU, main, markdown
 from benchmarks.device.network import Network, on_network
-from benchmarks.device.steps import ALONE
+from benchmarks.device.steps import ALONE, step_times
 
 SMALL = [
     "--device",
@@ -81,9 +85,25 @@ def test_every_schedule_has_a_predicted_step(found):
         if name == ALONE:
             assert row["predicted_us"] == row["compute_us"]
         assert row["predicted_us"] >= min(alone, row["compute_us"]), (name, graph)
-        if name not in (ALONE, "torch"):  # torch's is no start of the solve, and budgets are small
+        if name not in (ALONE, "torch"):  # whose graph has operators that were not timed
             assert row["predicted_us"] >= rows["apsched", graph]["predicted_us"]
         assert f"| {name} | {graph} |" in markdown(found)
+
+
+def test_no_schedule_is_predicted_to_be_faster():
+    """Torch's neither: with all operators priced by formulas."""
+    with world(8):
+        built = build("llama3-debug", mesh=device.MeshSpec.parse("fsdp=8"), seq_len=32)
+        capture = capture_built(built)
+        formulas = ClusterCostModel(load_cluster("cpu"), capture.group_ranks, fused=False)
+        modules = device._schedules(capture, formulas, capture.group_ranks, 0.05, [])
+        found = step_times(
+            capture.graphs, modules, formulas, capture.group_ranks, torch.device("cpu")
+        )
+    least = {row.graph: row.predicted_us for row in found if row.schedule == "apsched"}
+    others = [row for row in found if row.schedule not in (ALONE, "apsched")]
+    assert {"torch", "as_captured"} <= {row.schedule for row in others}
+    assert all(row.predicted_us >= least[row.graph] for row in others)
 
 
 def test_conditions_of_a_step_are_a_table_of_a_gpu(found):

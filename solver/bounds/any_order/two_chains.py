@@ -17,7 +17,7 @@ done, one that is at most as large in every entry makes the other needless.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import le
 
@@ -147,7 +147,7 @@ class _Search:
         for level in range(num_launches + 1):
             if most is None and max(map(len, levels[level].values()), default=0) > _MOST:
                 return None
-            reached = {done: _undominated(labels) for done, labels in levels[level].items()}
+            reached = {done: undominated(labels) for done, labels in levels[level].items()}
             levels[level] = {}
             ranked = sorted(
                 (self._at_least(done, label), done, label)
@@ -225,9 +225,9 @@ class _Search:
         return behind, (now, *left, *(max(now, t) for t in there), *(max(now, t) for t in free))
 
 
-def _undominated(labels: list[_Label]) -> list[_Label]:
-    """Return the labels of which no other one is at most as large in every entry."""
-    kept: list[_Label] = []
+def undominated(labels: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the labels of which no other one is at most as large in every entry, ascending."""
+    kept: list[tuple[int, ...]] = []
     for label in sorted(set(labels)):
         if not any(all(map(le, other, label)) for other in kept):
             kept.append(label)
