@@ -59,3 +59,23 @@ def random_chains(
         chains += [chain] * (len(b.names) - len(chains))
     problem = b.output(*ends)
     return replace(problem, chains=(*chains, -1))
+
+
+def chains_of(works: tuple[tuple[int, ...], ...], transfer_ticks: int) -> Problem:
+    """Return a chain for each of ``works``, with a collective between two of its nodes."""
+    b = ByHand(prices={"all_reduce": line(transfer_ticks)})
+    chains: list[int] = []
+    ends = []
+    for chain, work in enumerate(works):
+        x = b.input(f"x{chain}", 512)
+        chains += [-1] * (len(b.names) - len(chains))
+        for k, ticks in enumerate(work):
+            x = b.compute(f"c{chain}{k}", ticks, x, size=512)
+            if k + 1 < len(work):
+                start = b.start(
+                    "all_reduce", f"s{chain}{k}", x, 512, 512, on_path=True, bucketable=False
+                )
+                x = b.wait(f"w{chain}{k}", start)
+        ends.append(x)
+        chains += [chain] * (len(b.names) - len(chains))
+    return replace(b.output(*ends), chains=(*chains, -1))

@@ -12,7 +12,7 @@ from apsched.solver.interleave import merge as merge_module
 from apsched.solver.interleave.merge import Merge, merged
 from apsched.solver.interleave.units import units_of
 from tests.helpers.oracle import best_schedule
-from tests.helpers.problems.chains import random_chains
+from tests.helpers.problems.chains import chains_of, random_chains
 
 
 def ticks_of(problem: Problem, order: tuple[int, ...]) -> int:
@@ -47,3 +47,10 @@ def test_of_two_chains_the_merge_is_the_fastest_of_all(
     found = ticks_of(problem, merged(problem, Merge()))
     assert found == min(known)
     assert len(set(known)) > 1
+
+
+def test_of_merges_as_fast_the_chains_of_one_stay_together() -> None:
+    """Transfers of no time: no merge waits."""
+    problem = chains_of(((5,) * 6,) * 2, transfer_ticks=0)
+    order = [problem.chains[n] for n in merged(problem, Merge()) if n in problem.captured_places]
+    assert all(order[k] != order[k + 1] for k in range(0, len(order), 2))

@@ -18,8 +18,7 @@ from apsched.solver.bounds.any_order.two_chains import two_chains_bound
 from apsched.solver.bounds.best import any_order_bound
 from apsched.solver.bounds.linear_program import costs_of
 from tests.helpers.oracle import best_schedule, orders_within
-from tests.helpers.problems.by_hand import ByHand, line
-from tests.helpers.problems.chains import random_chains
+from tests.helpers.problems.chains import chains_of, random_chains
 
 ANYWHERE = Caps(max_compute_move=None)
 
@@ -56,26 +55,6 @@ def test_the_bound_is_never_above_the_best_of_all_orders(chunk: int) -> None:
         assert bound <= best, seed
         met += bound == best
     assert met >= 3
-
-
-def chains_of(works: tuple[tuple[int, ...], ...], transfer_ticks: int) -> Problem:
-    """Return a chain for each of ``works``, with a collective between two of its nodes."""
-    b = ByHand(prices={"all_reduce": line(transfer_ticks)})
-    chains: list[int] = []
-    ends = []
-    for chain, work in enumerate(works):
-        x = b.input(f"x{chain}", 512)
-        chains += [-1] * (len(b.names) - len(chains))
-        for k, ticks in enumerate(work):
-            x = b.compute(f"c{chain}{k}", ticks, x, size=512)
-            if k + 1 < len(work):
-                start = b.start(
-                    "all_reduce", f"s{chain}{k}", x, 512, 512, on_path=True, bucketable=False
-                )
-                x = b.wait(f"w{chain}{k}", start)
-        ends.append(x)
-        chains += [chain] * (len(b.names) - len(chains))
-    return replace(b.output(*ends), chains=(*chains, -1))
 
 
 def test_a_short_stage_does_not_hide_a_long_transfer() -> None:
