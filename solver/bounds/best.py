@@ -13,6 +13,7 @@ from apsched.solver.arrays.relaxed import without_copies
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.bound import InAnyOrder, loose_program, weighed
 from apsched.solver.bounds.any_order.chain import chain_bound
+from apsched.solver.bounds.any_order.compute_chain import compute_chain_bound
 from apsched.solver.bounds.any_order.jobs import bounds_of, ends_of
 from apsched.solver.bounds.any_order.last_reduction import tail_bound
 from apsched.solver.bounds.any_order.two_chains import two_chains_bound
@@ -22,7 +23,7 @@ from apsched.solver.bounds.paths.bound import path_bound
 from apsched.solver.bounds.step_time import TimeBound, least_work, step_time_bound, work_bound
 from apsched.solver.bounds.tighten import tighten
 
-_BUSY = 0.8
+_BUSY = 0.6
 """Share of the best bound that the transfers of some stream take, from which on their buckets are
 looked at.
 """
@@ -78,14 +79,15 @@ def _weighed_in_any_order(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
 
 
 def _along_chain(at: InAnyOrder, best_ticks: int) -> Iterator[TimeBound]:
-    """Yield the bound of a chain where some stream is busy enough for it."""
+    """Yield the bounds of chains where some stream is busy enough for them."""
     busy = max(np.bincount(at.loose.stream, weights=at.loose.work.load))
     if busy >= _BUSY * best_ticks:
-        yield chain_bound(at.instance, at.loose, at.ends)
+        yield chain_bound(at.instance, at.loose, at.ends, at.anywhere)
+        yield compute_chain_bound(at.instance, at.loose, at.anywhere)
 
 
 def _of_two_chains(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
-    bound = two_chains_bound(at.instance, at.loose, at.ends)
+    bound = two_chains_bound(at.instance, at.loose, at.ends, at.anywhere)
     if bound is not None:
         yield bound
 
@@ -131,7 +133,8 @@ def any_order_bound(instance: Instance, orders: Orders) -> TimeBound:
     costs = costs_of(instance)
     loose = loose_program(instance, orders, costs)
     ends = ends_of(loose, instance.caps.max_compute_move)
-    at = InAnyOrder(instance=instance, loose=loose, ends=ends, costs=costs)
+    anywhere = ends_of(loose, None)
+    at = InAnyOrder(instance=instance, loose=loose, ends=ends, anywhere=anywhere, costs=costs)
     found: list[TimeBound] = []
     for bounds in ANY_ORDER:
         found += bounds(at, max((b.ticks for b in found), default=0))

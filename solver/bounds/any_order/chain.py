@@ -27,10 +27,12 @@ _MOST_STEPS = 160
 _FREE = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 0))
 
 
-def chain_bound(instance: Instance, loose: Loose, ends: Ends) -> TimeBound:
-    """Return the bound of the program that a chain is, (V7)."""
+def chain_bound(instance: Instance, loose: Loose, ends: Ends, anywhere: Ends) -> TimeBound:
+    """Return the bound of the program that a chain is, (V7); the chain is the longest way by the
+    ends ``anywhere``, without a cap on moves, which are sums along ways.
+    """
     arrays = instance.arrays
-    chain = _chain(loose, ends)
+    chain = _chain(loose, anywhere)
     items, work = loose.items, loose.work
     span = items.spread(loose.compute_ticks, work.launch + work.transfer)
     alone = items.spread(loose.compute_ticks, work.main)

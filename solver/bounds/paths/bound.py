@@ -16,6 +16,7 @@ from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.bounds.paths.bucket_costs import bucket_costs
 from apsched.solver.bounds.paths.network import BEGINNING, END, SHIFT, TAIL, Network, network
+from apsched.solver.bounds.paths.path_work import PathWork
 from apsched.solver.bounds.paths.pricing import pricings
 from apsched.solver.bounds.step_time import TimeBound
 
@@ -33,13 +34,16 @@ _US = 1e-3
 """Ticks in the LP are microseconds."""
 
 
-def path_bound(instance: Instance) -> TimeBound:
-    """Return the best Lagrangian of the paths that is found."""
+def path_bound(instance: Instance, work: PathWork | None = None) -> TimeBound:
+    """Return the best Lagrangian of the paths that is found; ``work`` is the compute along them,
+    without it that of ``instance`` in its order.
+    """
     parts = bucket_costs(instance)
     if not parts:
         return TimeBound(ticks=0, source=BoundSource.PATHS)
-    net = network(instance, parts)
-    priced = pricings(net, instance.arrays, parts)
+    work = PathWork.in_order(instance.arrays) if work is None else work
+    net = network(instance, parts, work)
+    priced = pricings(net, work, parts)
     master = _Master(net, len(priced))
     flow = np.zeros(net.num_arcs)
     flow[net.block("flow", BEGINNING, END)] = 1.0

@@ -31,6 +31,7 @@ import numpy.typing as npt
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import Ints
 from apsched.solver.bounds.paths.bucket_costs import BucketCosts
+from apsched.solver.bounds.paths.path_work import PathWork
 from apsched.solver.bounds.step_time import least_launch
 
 Floats = npt.NDArray[np.float64]
@@ -95,8 +96,8 @@ class Network:
 # "rejoin": E_i, to TAIL. "leap": R_i -> E_j. "whole": a stream.
 
 
-def network(instance: Instance, parts: list[BucketCosts]) -> Network:
-    """Return the network for gathers and reductions ``parts``."""
+def network(instance: Instance, parts: list[BucketCosts], work: PathWork) -> Network:
+    """Return the network for gathers and reductions ``parts``, with the compute ``work``."""
     prefix, suffix = (
         _busy_streams([p for p in parts if p.gathers == gathers]) for gathers in (True, False)
     )
@@ -143,7 +144,7 @@ def network(instance: Instance, parts: list[BucketCosts]) -> Network:
         leaps=tuple((a, b) for a, b, _ in leaps),
         has_on_path=weights.exists,
     )
-    _fill(instance, made, parts, weights, [w for _, _, w in leaps])
+    _fill(instance, made, parts, work, weights, [w for _, _, w in leaps])
     return made
 
 
@@ -228,17 +229,22 @@ def _fill(
     instance: Instance,
     made: Network,
     parts: list[BucketCosts],
+    work: PathWork,
     weights: _OnPath,
     leaps: list[float],
 ) -> None:
     """Write the constants of all arcs: (W5), with the least before a prefix and after a suffix."""
     arrays = instance.arrays
     slots, constant = made.slots, made.constant
-    before = arrays.time_before
     launched = np.concatenate(([0], np.cumsum(weights.launch)))  # [g]: at slots before g
-    run = np.append(np.diff(before[slots]) + launched[slots[1:]] - launched[slots[:-1] + 1], 0.0)
+    launches = launched[slots[1:]] - launched[slots[:-1] + 1]
+    to_end, from_start, between = (
+        np.append(run + launches, 0.0) + weights.launch[slots]
+        for run in (-np.diff(work.after[slots]), np.diff(work.before[slots]), work.between(slots))
+    )
     for start, end in made.classes:
-        constant[made.block("flow", start, end)] = run + weights.launch[slots]
+        least = to_end if end == END else from_start if start == BEGINNING else between
+        constant[made.block("flow", start, end)] = least
     for s in made.prefix_streams:
         on_stream = [p for p in parts if p.gathers and p.stream == s]
         lead = np.where(
@@ -280,7 +286,7 @@ def _fill(
         first = int(arrays.ready_slot[on_stream].min())
         last = min(int(arrays.need_slot[on_stream].max()), len(arrays.compute_ticks))
         constant[made.offset["whole", s, 0]] = (
-            before[first] + before[-1] - before[last] + arrays.transfer_ticks[others].sum()
+            work.before[first] + work.after[last] + arrays.transfer_ticks[others].sum()
         )
 
 

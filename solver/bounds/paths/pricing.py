@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
+from apsched.solver.arrays.problem_arrays import Bools, Ints
 from apsched.solver.bounds.paths.bucket_costs import BucketCosts
 from apsched.solver.bounds.paths.cheapest_buckets import cheapest_buckets
 from apsched.solver.bounds.paths.network import BEGINNING, END, SHIFT, Network
+from apsched.solver.bounds.paths.path_work import PathWork
 
 Floats = npt.NDArray[np.float64]
 
@@ -259,18 +260,18 @@ class Pricing:
         return rides, heads, load
 
 
-def pricings(net: Network, arrays: ProblemArrays, parts: list[BucketCosts]) -> list[Pricing]:
+def pricings(net: Network, work: PathWork, parts: list[BucketCosts]) -> list[Pricing]:
     """Return the pricing of each part."""
     counted = [
         p for p in parts if p.stream in (net.prefix_streams if p.gathers else net.suffix_streams)
     ]
     return [
-        Pricing(net=net, part=p, places=_Places(p.slot, net.slots), edge=_edges(arrays, parts, p))
+        Pricing(net=net, part=p, places=_Places(p.slot, net.slots), edge=_edges(work, parts, p))
         for p in counted
     ]
 
 
-def _edges(arrays: ProblemArrays, parts: list[BucketCosts], part: BucketCosts) -> Floats:
+def _edges(work: PathWork, parts: list[BucketCosts], part: BucketCosts) -> Floats:
     """Return for each member the compute order to the next slot that matters to its stream; 0 where
     several share its slot.
 
@@ -279,8 +280,8 @@ def _edges(arrays: ProblemArrays, parts: list[BucketCosts], part: BucketCosts) -
     """
     same_stream = [p for p in parts if p.stream == part.stream and p.gathers == part.gathers]
     slots, counts = np.unique(np.concatenate([p.slot for p in same_stream]), return_counts=True)
-    done = arrays.time_before.astype(np.float64)[slots]
-    steps = np.diff(done)
+    other = -np.diff(work.after[slots]) if part.gathers else np.diff(work.before[slots])
+    steps = np.minimum(work.between(slots), other)
     reach = np.append(np.inf, steps) if part.gathers else np.append(steps, np.inf)
     most = np.inf if part.gathers else min(float(p.transfer.min()) for p in same_stream)
     edges: Floats = np.where(counts == 1, np.minimum(reach, most), 0.0)[

@@ -16,6 +16,7 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.bound import loose_program
 from apsched.solver.bounds.any_order.chain import chain_bound
+from apsched.solver.bounds.any_order.compute_chain import compute_chain_bound
 from apsched.solver.bounds.any_order.jobs import ends_of
 from apsched.solver.bounds.any_order.last_reduction import tail_bound
 from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
@@ -81,11 +82,12 @@ def gaps_in_any_order(seed: int) -> Counter[str]:
     instance, orders = Instance.of(problem, caps), Orders(Instance.of(problem))
     costs = costs_of(instance)
     loose = loose_program(instance, orders, costs)
-    ends = ends_of(loose, moves)
+    ends, anywhere = (ends_of(loose, move) for move in (moves, None))
     return Counter(
         {
             "any order": optimum - any_order_bound(instance, orders).ticks,
-            "chain": optimum - chain_bound(instance, loose, ends).ticks,
+            "chain": optimum - chain_bound(instance, loose, ends, anywhere).ticks,
+            "compute chain": optimum - compute_chain_bound(instance, loose, anywhere).ticks,
             "tail": optimum - tail_bound(instance.arrays, loose, ends, costs, moves).ticks,
             "memory, any order": least - memory_bound_of_any_order(orders),
         }

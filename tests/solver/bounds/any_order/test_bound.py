@@ -16,8 +16,9 @@ from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.bound import InAnyOrder, _rows, loose_program
 from apsched.solver.bounds.any_order.chain import between, chain_bound, levels
+from apsched.solver.bounds.any_order.compute_chain import compute_chain_bound
 from apsched.solver.bounds.any_order.heads import Ticks, earliest
-from apsched.solver.bounds.any_order.jobs import ends_of
+from apsched.solver.bounds.any_order.jobs import Loose, ends_of
 from apsched.solver.bounds.any_order.last_reduction import tail_bound
 from apsched.solver.bounds.any_order.one_machine import critical_jobs, one_machine
 from apsched.solver.bounds.best import any_order_bound
@@ -36,18 +37,20 @@ def bound_of(problem: Problem, caps: Caps) -> tuple[int, str]:
     return bound.ticks, bound.source
 
 
+def loosened(problem: Problem, caps: Caps) -> tuple[Instance, Loose]:
+    instance = Instance.of(problem, caps)
+    return instance, loose_program(instance, Orders(Instance.of(problem)), costs_of(instance))
+
+
 def chain_bound_of(problem: Problem, caps: Caps) -> int:
-    small = problem_arrays(problem)
-    loose = loose_program(
-        Instance(problem=problem, arrays=small),
-        Orders(Instance(problem=problem, arrays=small)),
-        costs_of(Instance(problem=problem, arrays=small, caps=caps)),
-    )
-    return chain_bound(
-        Instance(problem=problem, arrays=small, caps=caps),
-        loose,
-        ends_of(loose, caps.max_compute_move),
-    ).ticks
+    instance, loose = loosened(problem, caps)
+    ends, anywhere = (ends_of(loose, move) for move in (caps.max_compute_move, None))
+    return chain_bound(instance, loose, ends, anywhere).ticks
+
+
+def compute_chain_bound_of(problem: Problem, caps: Caps) -> int:
+    instance, loose = loosened(problem, caps)
+    return compute_chain_bound(instance, loose, ends_of(loose, None)).ticks
 
 
 def tail_bound_of(problem: Problem, caps: Caps) -> int:
@@ -99,6 +102,7 @@ def test_no_bound_is_above_the_optimum_over_all_orders(chunk: int) -> None:
         bound, source = bound_of(problem, caps)
         assert bound <= best, (seed, source)
         assert chain_bound_of(problem, caps) <= best, seed
+        assert compute_chain_bound_of(problem, caps) <= best, seed
         assert tail_bound_of(problem, caps) <= best, seed
         met += bound == best
         captured = best_schedule(problem, caps)

@@ -10,6 +10,7 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.bounds.paths.bound import path_bound
 from apsched.solver.bounds.paths.bucket_costs import bucket_costs
 from apsched.solver.bounds.paths.network import BEGINNING, END, network
+from apsched.solver.bounds.paths.path_work import PathWork
 from apsched.solver.bounds.paths.pricing import pricings
 from tests.helpers.problems.by_hand import ByHand, line
 from tests.helpers.problems.strategies import random_problem
@@ -25,8 +26,9 @@ def test_the_cheapest_buckets_cost_what_they_add_to_the_arcs(seed: int) -> None:
         parts = bucket_costs(instance)
         if not parts:
             continue
-        net = network(instance, parts)
-        for priced in pricings(net, instance.arrays, parts):
+        work = PathWork.in_order(instance.arrays)
+        net = network(instance, parts, work)
+        for priced in pricings(net, work, parts):
             flow = weights.random(net.num_arcs)
             answer = priced.price(flow)
             assert answer.ticks == pytest.approx(answer.added @ flow)
@@ -61,7 +63,7 @@ def one_on_the_path() -> Problem:
 
 def test_constants_of_arcs_are_what_no_decision_changes() -> None:
     instance = Instance.of(one_on_the_path())
-    net = network(instance, bucket_costs(instance))
+    net = network(instance, bucket_costs(instance), PathWork.in_order(instance.arrays))
     assert net.slots.tolist() == [0, 1, 2]
     # the launch on the path is work of the compute stream; what enters behind it has not paid it
     assert net.constant[net.block("flow", BEGINNING, END)].tolist() == [10, 22, 0]
