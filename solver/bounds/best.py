@@ -12,7 +12,7 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.relaxed import without_copies
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.bound import InAnyOrder, loose_program, weighed
-from apsched.solver.bounds.any_order.chain import chain_bound
+from apsched.solver.bounds.any_order.chain import chain_bound, longest_way, on_path_of
 from apsched.solver.bounds.any_order.compute_chain import compute_chain_bound
 from apsched.solver.bounds.any_order.jobs import bounds_of, ends_of
 from apsched.solver.bounds.any_order.last_reduction import tail_bound
@@ -79,15 +79,18 @@ def _weighed_in_any_order(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
 
 
 def _along_chain(at: InAnyOrder, best_ticks: int) -> Iterator[TimeBound]:
-    """Yield the bounds of chains where some stream is busy enough for them."""
+    """Yield the bound of a chain where some stream is busy enough for it."""
     busy = max(np.bincount(at.loose.stream, weights=at.loose.work.load))
-    if busy >= _BUSY * best_ticks:
-        yield chain_bound(at.instance, at.loose, at.ends, at.anywhere)
-        yield compute_chain_bound(at.instance, at.loose, at.anywhere)
+    if busy < _BUSY * best_ticks:
+        return
+    if len(on_path_of(at.loose, longest_way(at.loose))):
+        yield chain_bound(at.instance, at.loose, at.ends)
+    else:
+        yield compute_chain_bound(at.instance, at.loose)
 
 
 def _of_two_chains(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
-    bound = two_chains_bound(at.instance, at.loose, at.ends, at.anywhere)
+    bound = two_chains_bound(at.instance, at.loose, at.ends)
     if bound is not None:
         yield bound
 
@@ -133,8 +136,7 @@ def any_order_bound(instance: Instance, orders: Orders) -> TimeBound:
     costs = costs_of(instance)
     loose = loose_program(instance, orders, costs)
     ends = ends_of(loose, instance.caps.max_compute_move)
-    anywhere = ends_of(loose, None)
-    at = InAnyOrder(instance=instance, loose=loose, ends=ends, anywhere=anywhere, costs=costs)
+    at = InAnyOrder(instance=instance, loose=loose, ends=ends, costs=costs)
     found: list[TimeBound] = []
     for bounds in ANY_ORDER:
         found += bounds(at, max((b.ticks for b in found), default=0))

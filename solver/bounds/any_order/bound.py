@@ -55,8 +55,6 @@ class InAnyOrder:
     """With copies for nothing where buckets may be coalesced; its arrays are as captured."""
     loose: Loose
     ends: Ends
-    anywhere: Ends
-    """Without the cap on moves."""
     costs: Costs
 
 

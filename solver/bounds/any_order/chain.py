@@ -1,5 +1,5 @@
-"""Buckets weighed along a chain of items that follow each other in every order: the bound along
-paths, where compute may move.
+"""Buckets weighed along a chain of collectives that follow each other in every order: the bound
+along paths, where compute may move.
 
 The items of a chain begin one after the other, whatever the order of the rest. All compute that
 follows one item of the chain and precedes the next one runs between the two. So the chain is a
@@ -19,7 +19,7 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.problem_arrays import Ints
 from apsched.solver.bounds.any_order.items import Items
-from apsched.solver.bounds.any_order.jobs import Ends, Loose
+from apsched.solver.bounds.any_order.jobs import Ends, Loose, ends_of
 from apsched.solver.bounds.paths.bound import path_bound
 from apsched.solver.bounds.step_time import TimeBound
 
@@ -27,12 +27,15 @@ _MOST_STEPS = 160
 _FREE = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 0))
 
 
-def chain_bound(instance: Instance, loose: Loose, ends: Ends, anywhere: Ends) -> TimeBound:
-    """Return the bound of the program that a chain is, (V7); the chain is the longest way by the
-    ends ``anywhere``, without a cap on moves, which are sums along ways.
+def chain_bound(instance: Instance, loose: Loose, ends: Ends) -> TimeBound:
+    """Return the bound of the program that a chain is, (V7); 0 where the longest way has no
+    collective on the path.
     """
     arrays = instance.arrays
-    chain = _chain(loose, anywhere)
+    chain = on_path_of(loose, longest_way(loose))
+    if not len(chain):
+        return TimeBound(ticks=0, source=BoundSource.WEIGHED_ALONG_CHAIN)
+    chain = chain[_sample(len(chain))]
     items, work = loose.items, loose.work
     span = items.spread(loose.compute_ticks, work.launch + work.transfer)
     alone = items.spread(loose.compute_ticks, work.main)
@@ -65,28 +68,30 @@ def chain_bound(instance: Instance, loose: Loose, ends: Ends, anywhere: Ends) ->
     return replace(found, source=BoundSource.WEIGHED_ALONG_CHAIN)
 
 
-def _chain(loose: Loose, ends: Ends) -> Ints:
-    """Return items of the longest way through the program, ascending: its collectives on the path,
-    or a sample where there are none.
+def longest_way(loose: Loose) -> Ints:
+    """Return the items of the longest way, ascending."""
+    return way_through(loose, np.arange(len(loose.items)))
+
+
+def on_path_of(loose: Loose, way: Ints) -> Ints:
+    """Return the collectives on the path among the items ``way``."""
+    on_path = np.zeros(len(loose.items), dtype=np.bool_)
+    on_path[loose.items.of_collective] = loose.on_path
+    return way[on_path[way]]
+
+
+def _sample(num_steps: int) -> Ints:
+    steps = np.linspace(0, num_steps - 1, min(num_steps, _MOST_STEPS)).round().astype(np.int64)
+    return np.unique(steps)
+
+
+def way_through(loose: Loose, through: Ints) -> Ints:
+    """Return the items of the longest way that has one of ``through``, ascending: by heads and
+    tails without a cap on moves, which are sums along ways.
     """
-    items = loose.items
-    way = way_through(loose, ends, np.arange(len(items)))
-    on_path = np.zeros(len(items), dtype=np.bool_)
-    on_path[items.of_collective] = loose.on_path
-    wanted = way[on_path[way]] if on_path[way].any() else way
-    chosen: Ints = wanted[
-        np.unique(
-            np.linspace(0, len(wanted) - 1, min(len(wanted), _MOST_STEPS)).round().astype(np.int64)
-        )
-    ]
-    return chosen
-
-
-def way_through(loose: Loose, ends: Ends, through: Ints) -> Ints:
-    """Return the items of the longest way that has one of ``through``, ascending."""
     if not len(through):
         return through
-    items = loose.items
+    items, ends = loose.items, ends_of(loose, None)
     span = items.spread(loose.compute_ticks, loose.work.launch + loose.work.transfer)
     head, tail = (
         items.spread(ends.head_of_compute, ends.head),

@@ -63,25 +63,21 @@ class _Stages:
         return tuple(behind.tolist())
 
 
-def two_chains_bound(
-    instance: Instance, loose: Loose, ends: Ends, anywhere: Ends
-) -> TimeBound | None:
+def two_chains_bound(instance: Instance, loose: Loose, ends: Ends) -> TimeBound | None:
     """Return (V9), or ``None`` for a problem without two chains that have collectives on the
-    path. Longest ways are those by the ends ``anywhere``, without a cap on moves.
+    path.
     """
     chains = instance.problem.chains
     if max(chains, default=0) != 1:
         return None
-    stages = [_stages(instance, loose, ends, anywhere, chain) for chain in (0, 1)]
+    stages = [_stages(instance, loose, ends, chain) for chain in (0, 1)]
     if stages[0] is None or stages[1] is None:
         return None
     ticks = _Search((stages[0], stages[1])).value()
     return None if ticks is None else TimeBound(ticks=ticks, source=BoundSource.TWO_CHAINS)
 
 
-def _stages(
-    instance: Instance, loose: Loose, ends: Ends, anywhere: Ends, chain: int
-) -> _Stages | None:
+def _stages(instance: Instance, loose: Loose, ends: Ends, chain: int) -> _Stages | None:
     """Return the collectives of ``chain`` that are alone in a launch on its longest way, and the
     compute of ``chain`` between them; ``None`` where it has none.
     """
@@ -93,7 +89,7 @@ def _stages(
         return None
     number = np.full(len(items), -1, dtype=np.int64)
     number[items.of_collective] = np.where(alone, np.arange(len(starts)), -1)
-    way = way_through(loose, anywhere, items.of_collective[alone])
+    way = way_through(loose, items.of_collective[alone])
     way = way[number[way] >= 0]
     collectives = number[way]
     captured = np.array(problem.captured_order, dtype=np.int64)

@@ -30,6 +30,10 @@ class PathWork:
     """(m+1,) least work from E_g to the end, on a path that comes to the compute stream there;
     entry 0 is all work.
     """
+    own: Ints
+    """(C,) work that runs behind the compute node before the ready slot of a reduction, before its
+    launch, and for that alone; no other entry counts it, but ``after`` does.
+    """
 
     @classmethod
     def in_order(cls, arrays: ProblemArrays) -> Self:
@@ -41,21 +45,25 @@ class PathWork:
             due=place + 1,
             before=arrays.time_before,
             after=arrays.time_after,
+            own=np.zeros_like(arrays.ready_slot),
         )
 
     @classmethod
-    def between_steps(cls, ticks: Ints, release: Ints, due: Ints, num_steps: int) -> Self:
-        """Return the compute nodes of ``ticks`` between ``num_steps`` steps that follow each
-        other.
+    def between_steps(
+        cls, *, ticks: Ints, release: Ints, due: Ints, num_compute: int, own: Ints
+    ) -> Self:
+        """Return compute nodes between ``num_compute`` others: all that is due runs before a slot,
+        and all that is released there behind it.
         """
-        done = np.bincount(np.minimum(due, num_steps + 1), ticks, num_steps + 2)
-        to_do = np.bincount(release, ticks, num_steps + 2)
+        done = np.bincount(np.minimum(due, num_compute + 1), ticks, num_compute + 2)
+        to_do = np.bincount(release, ticks, num_compute + 2)
         return cls(
             ticks=ticks,
             release=release,
             due=due,
-            before=np.cumsum(done)[: num_steps + 1].astype(np.int64),
-            after=np.cumsum(to_do[::-1])[::-1][: num_steps + 1].astype(np.int64),
+            before=np.cumsum(done)[: num_compute + 1].astype(np.int64),
+            after=np.cumsum(to_do[::-1])[::-1][: num_compute + 1].astype(np.int64),
+            own=own,
         )
 
     def between(self, slots: Ints) -> Floats:
@@ -65,7 +73,5 @@ class PathWork:
         first = np.searchsorted(slots, self.release, side="right") - 1
         inside = (first >= 0) & (first < len(slots) - 1)
         inside &= self.due <= slots[np.minimum(first + 1, len(slots) - 1)]
-        work: Floats = np.bincount(
-            first[inside], self.ticks[inside].astype(np.float64), len(slots) - 1
-        )
-        return work
+        work = np.bincount(first[inside], self.ticks[inside], len(slots) - 1)
+        return work.astype(np.float64)  # of no entries bincount makes integers

@@ -69,6 +69,8 @@ class Pricing:
     """(n,) of gathers: the most that the copy-out of the last before its need counts for. Of
     reductions: the most that the first work behind its ready slot counts for.
     """
+    own: Floats
+    """(n,) of reductions: compute for that one alone, see ``PathWork``."""
 
     def price(self, flow: Floats) -> Priced:
         """Return the cheapest buckets where each arc has the weight ``flow``."""
@@ -169,25 +171,40 @@ class Pricing:
         enter_end, enter_suffix = _entering(net, END), _entering(net, p.stream)
         leaving = _total(flow, leave, num_slots)
         transferred = np.concatenate(([0.0], np.cumsum(leaving)))[at.before + 1] + flow[whole]
-        passing = at.passing(
-            _total(flow, to_end + to_suffix, num_slots),
-            _total(flow, enter_end + enter_suffix, num_slots),
+        finished, passing = (
+            at.passing(_total(flow, blocks, num_slots), _total(flow, enter, num_slots))
+            for blocks, enter in ((to_end, enter_end), (to_suffix, enter_suffix))
         )
-        finished = at.passing(_total(flow, to_end, num_slots), _total(flow, enter_end, num_slots))
         first = np.where(at.exact, leaving[at.before], 0.0)
         launch, bucket_work, edge_alone, edge_shared = self._reduction_work()
-        rate = transferred[:, None] * p.lines[:, 1] + (p.copy_rate * passing)[:, None]
+        copied, launched = self._work_before_suffix()
+        share, short = _common_rate(copied, p.size_bytes, p.copy_rate)
+        rate = (
+            transferred[:, None] * p.lines[:, 1]
+            + (p.copy_rate * finished + share * passing)[:, None]
+        )
         fee = (
             transferred[:, None] * p.lines[:, 0]
-            + (passing * bucket_work + first * edge_shared)[:, None]
+            + ((finished + passing) * bucket_work + first * edge_shared)[:, None]
         )
         ride = finished * p.epilogue
+        alone = finished * launch + passing * launched + first * edge_alone
         return (
             rate,
             fee,
             p.size_bytes,
-            ride,
-            transferred * p.transfer + passing * launch + ride + first * edge_alone,
+            ride - short * np.maximum.accumulate(passing),
+            transferred * p.transfer + ride + alone,
+        )
+
+    def _work_before_suffix(self) -> tuple[Floats, Floats]:
+        """Return of each reduction the least of the work before its launch, its own compute
+        included, and of its transfer: in a bucket, and alone.
+        """
+        p = self.part
+        return (
+            np.minimum(p.copy_rate * p.size_bytes + self.own, p.lines[:, 1].min() * p.size_bytes),
+            np.minimum(p.alone_work + self.own, p.transfer),
         )
 
     def _reductions_add(self, head: Ints, line: Ints) -> Floats:
@@ -195,10 +212,13 @@ class Pricing:
         net, p, at = self.net, self.part, self.places
         rides, heads, load = self._loads(head, line)
         launch, bucket_work, edge_alone, edge_shared = self._reduction_work()
-        copied = _sums(
-            np.maximum(head, 0), np.where(rides, p.copy_rate * p.size_bytes, 0.0), len(head)
+        at_head, of_buckets = np.maximum(head, 0), np.where(heads, bucket_work, 0.0)
+        work, before_suffix = (
+            np.where(rides, 0.0, alone)
+            + _sums(at_head, np.where(rides, copied, 0.0), len(head))
+            + of_buckets
+            for copied, alone in ((p.copy_rate * p.size_bytes, launch), self._work_before_suffix())
         )
-        work = np.where(rides, 0.0, launch) + copied + np.where(heads, bucket_work, 0.0)
         edge = np.where(rides, np.where(heads, edge_shared, 0.0), edge_alone)
         added = np.zeros(net.num_arcs)
         suffix = np.cumsum(at.at(load, at.before)[::-1])[::-1] + at.at_exact(edge)
@@ -207,7 +227,7 @@ class Pricing:
             added[block] += suffix
         for blocks, entering, ticks in (
             (to_end, END, work + p.epilogue),
-            (to_suffix, p.stream, work),
+            (to_suffix, p.stream, before_suffix),
         ):
             for block in blocks:
                 added[block] += at.at(ticks, at.before)
@@ -266,7 +286,13 @@ def pricings(net: Network, work: PathWork, parts: list[BucketCosts]) -> list[Pri
         p for p in parts if p.stream in (net.prefix_streams if p.gathers else net.suffix_streams)
     ]
     return [
-        Pricing(net=net, part=p, places=_Places(p.slot, net.slots), edge=_edges(work, parts, p))
+        Pricing(
+            net=net,
+            part=p,
+            places=_Places(p.slot, net.slots),
+            edge=_edges(work, parts, p),
+            own=work.own[p.index].astype(np.float64),
+        )
         for p in counted
     ]
 
@@ -288,6 +314,19 @@ def _edges(work: PathWork, parts: list[BucketCosts], part: BucketCosts) -> Float
         np.searchsorted(slots, part.slot)
     ]
     return edges
+
+
+def _common_rate(ticks: Floats, size_bytes: Floats, least: float) -> tuple[float, Floats]:
+    """Return one rate per byte for ``ticks``, that of the middle byte and at least ``least``, and
+    of each member the ticks that it lacks at that rate.
+    """
+    sized = size_bytes > 0
+    rates = ticks[sized] / size_bytes[sized]
+    order = np.argsort(rates)
+    reached = np.cumsum(size_bytes[sized][order])
+    middle = np.searchsorted(reached, reached[-1] / 2) if len(reached) else 0
+    rate = max(least, float(rates[order][middle]) if len(reached) else 0.0)
+    return rate, np.maximum(rate * size_bytes - ticks, 0.0)
 
 
 def _entering(net: Network, end: int) -> list[slice]:

@@ -44,13 +44,12 @@ def loosened(problem: Problem, caps: Caps) -> tuple[Instance, Loose]:
 
 def chain_bound_of(problem: Problem, caps: Caps) -> int:
     instance, loose = loosened(problem, caps)
-    ends, anywhere = (ends_of(loose, move) for move in (caps.max_compute_move, None))
-    return chain_bound(instance, loose, ends, anywhere).ticks
+    return chain_bound(instance, loose, ends_of(loose, caps.max_compute_move)).ticks
 
 
 def compute_chain_bound_of(problem: Problem, caps: Caps) -> int:
     instance, loose = loosened(problem, caps)
-    return compute_chain_bound(instance, loose, ends_of(loose, None)).ticks
+    return compute_chain_bound(instance, loose).ticks
 
 
 def tail_bound_of(problem: Problem, caps: Caps) -> int:
@@ -254,9 +253,9 @@ def test_a_chain_counts_the_latency_of_buckets() -> None:
     problem, caps = gathered_layers(3), Caps(max_compute_move=None)
     best = best_in_any_order(problem, caps)
     assert best is not None
-    assert 6 * 10 < chain_bound_of(problem, caps) <= best
+    assert 6 * 10 < compute_chain_bound_of(problem, caps) <= best
     assert bound_of(gathered_layers(12), caps) == (
-        chain_bound_of(gathered_layers(12), caps),
+        compute_chain_bound_of(gathered_layers(12), caps),
         "buckets weighed along a chain",
     )
 
