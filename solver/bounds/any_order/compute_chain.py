@@ -73,7 +73,7 @@ def _steps(items: Items, way: Ints, max_move: int | None) -> _Steps:
 
 def _keep_far_apart(items: Items, chain: Ints, most: int, level: Ints, limit: Ints) -> None:
     """Write the steps that each item follows and precedes where compute nodes captured more than
-    ``most`` places apart keep their order, (V2).
+    ``most`` places apart keep their order, as ``mark_ancestors`` has it.
     """
     place, places = items.place, items.place[chain]
     compute = place >= 0

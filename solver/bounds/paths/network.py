@@ -236,15 +236,7 @@ def _fill(
     """Write the constants of all arcs: (W5), with the least before a prefix and after a suffix."""
     arrays = instance.arrays
     slots, constant = made.slots, made.constant
-    launched = np.concatenate(([0], np.cumsum(weights.launch)))  # [g]: at slots before g
-    launches = launched[slots[1:]] - launched[slots[:-1] + 1]
-    to_end, from_start, between = (
-        np.append(run + launches, 0.0) + weights.launch[slots]
-        for run in (-np.diff(work.after[slots]), np.diff(work.before[slots]), work.between(slots))
-    )
-    for start, end in made.classes:
-        least = to_end if end == END else from_start if start == BEGINNING else between
-        constant[made.block("flow", start, end)] = least
+    _fill_flows(made, work, weights.launch)
     for s in made.prefix_streams:
         on_stream = [p for p in parts if p.gathers and p.stream == s]
         lead = np.where(
@@ -288,6 +280,20 @@ def _fill(
         constant[made.offset["whole", s, 0]] = (
             work.before[first] + work.after[last] + arrays.transfer_ticks[others].sum()
         )
+
+
+def _fill_flows(made: Network, work: PathWork, launch: Floats) -> None:
+    """Write the compute along the paths, by their ends, and the launches of on-path collectives."""
+    slots = made.slots
+    launched = np.concatenate(([0], np.cumsum(launch)))  # [g]: at slots before g
+    launches = launched[slots[1:]] - launched[slots[:-1] + 1]
+    to_end, from_start, between = (
+        np.append(run + launches, 0.0) + launch[slots]
+        for run in (-np.diff(work.after[slots]), np.diff(work.before[slots]), work.between(slots))
+    )
+    for start, end in made.classes:
+        least = to_end if end == END else from_start if start == BEGINNING else between
+        made.constant[made.block("flow", start, end)] = least
 
 
 def _lead(part: BucketCosts) -> float:
