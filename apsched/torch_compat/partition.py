@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from apsched.fx.collectives import is_wait_tensor
 from apsched.torch_compat.version import check_torch_version
 
 check_torch_version()
@@ -99,7 +100,9 @@ def partitioned_graphs(
         if beside is not None:
             otherwise, seen = beside
             seen(parted(_without_duplicates(otherwise(joint)))[0])
-        joint = _without_duplicates(prepare(joint))
+        joint = prepare(joint)
+        with _equal_waits_are_one() if saves(joint) else contextlib.nullcontext():
+            joint = _without_duplicates(joint)  # also what the earlier backward recomputed
         saved = saves(joint)
         return _partition_saving(joint, saved, num_fwd_outputs) if saved else parted(joint)
 
@@ -148,6 +151,23 @@ def _symbols_for_data() -> Iterator[None]:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with tracing(TracingContext(mode)):
         yield
+
+
+@contextlib.contextmanager
+def _equal_waits_are_one() -> Iterator[None]:
+    """Have torch merge equal waits, as it did up to 2.13; later versions merge no node with an
+    effect (torch/_functorch/compile_utils.py, fx_graph_cse).
+    """
+    original = torch.fx.Node.is_impure
+
+    def is_impure(node: Any, *arguments: Any, **options: Any) -> bool:
+        return not is_wait_tensor(node) and original(node, *arguments, **options)
+
+    torch.fx.Node.is_impure = is_impure  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.fx.Node.is_impure = original  # type: ignore[method-assign]
 
 
 def _without_duplicates(joint: Any) -> Any:

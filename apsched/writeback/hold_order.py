@@ -5,7 +5,8 @@ An *event* is a launch or a wait. Events cut the order into segments, and the no
 events stay between them:
 
 1. an event comes behind the one before it, and behind the compute of the segment before it;
-2. the compute of a segment comes behind the event before it.
+2. the compute of a segment comes behind the event before it, and behind the later waits of a
+   coalesced launch, which are part of its wait.
 
 One rule alone does not hold the order: without the second, launches and compute float up to the
 place where their inputs exist; without the first, they sink to the place where their results are
@@ -149,9 +150,13 @@ def _control_dependencies(
         inside = segments.get(place, [])
         (following,) = segments.get(place + 1, [None])
         if event is not None:
+            waits = [rank for rank in inside if is_wait_tensor(nodes[rank])]
+            compute = {rank for rank in inside if rank not in waits}
             for rank in inside:
-                if event not in producers[rank] and producers[rank].isdisjoint(inside):
-                    yield nodes[rank], [nodes[event]]
+                behind = waits if rank in compute and waits else [event]
+                held = [before for before in behind if before not in producers[rank]]
+                if held and producers[rank].isdisjoint(compute):
+                    yield nodes[rank], [nodes[before] for before in held]
         if following is None:
             return
         taken = set().union(*(producers[rank] for rank in (*inside, following)))

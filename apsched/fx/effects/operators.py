@@ -49,6 +49,9 @@ class _Schema:
     """For each return value the arguments that it may be a view of."""
     returns_nothing: bool
     draws: bool
+    dropout: float
+    """Share of elements that it drops where the call does not say; 1 where it has no such
+    argument."""
 
 
 def overload_of(node: torch.fx.Node) -> torch._ops.OpOverload | None:
@@ -86,7 +89,7 @@ def operator_effects(
             for names in schema.shares
         ),
         # attention without dropout carries the tag but draws nothing
-        draws=schema.draws and passed.get("dropout_p", 1.0) != 0.0,
+        draws=schema.draws and passed.get("dropout_p", schema.dropout) != 0.0,
         acts=schema.returns_nothing,
     )
 
@@ -113,6 +116,7 @@ def _schema(operator: torch._ops.OpOverload) -> _Schema:
         ),
         returns_nothing=not schema.returns and not schema.is_mutable,
         draws=torch.Tag.nondeterministic_seeded in operator.tags,
+        dropout=next((a.default_value for a in schema.arguments if a.name == "dropout_p"), 1.0),
     )
 
 
