@@ -99,10 +99,8 @@ def partitioned_graphs(
 
         if beside is not None:
             otherwise, seen = beside
-            seen(parted(_without_duplicates(otherwise(joint)))[0])
-        joint = prepare(joint)
-        with _equal_waits_are_one() if saves(joint) else contextlib.nullcontext():
-            joint = _without_duplicates(joint)  # also what the earlier backward recomputed
+            seen(parted(_without_duplicates(otherwise(joint), saves))[0])
+        joint = _without_duplicates(prepare(joint), saves)
         saved = saves(joint)
         return _partition_saving(joint, saved, num_fwd_outputs) if saved else parted(joint)
 
@@ -170,16 +168,18 @@ def _equal_waits_are_one() -> Iterator[None]:
         torch.fx.Node.is_impure = original  # type: ignore[method-assign]
 
 
-def _without_duplicates(joint: Any) -> Any:
+def _without_duplicates(joint: Any, saves: Callable[[Any], list[Any]]) -> Any:
     """Return ``joint`` with equal nodes merged, as the min-cut partitioner does it first
-    (torch/_functorch/compile_utils.py).
+    (torch/_functorch/compile_utils.py); where it ``saves`` by an earlier decision also the nodes
+    that the earlier backward recomputed.
     """
     from torch._functorch import config
     from torch._functorch.compile_utils import fx_graph_cse
 
     joint.graph.eliminate_dead_code()
     if config.cse:
-        joint.graph = fx_graph_cse(joint.graph)
+        with _equal_waits_are_one() if saves(joint) else contextlib.nullcontext():
+            joint.graph = fx_graph_cse(joint.graph)
     joint.recompile()
     return joint
 

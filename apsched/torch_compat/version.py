@@ -7,7 +7,7 @@ import re
 
 from apsched.errors import InputError
 
-FIRST, BEYOND = (2, 11), (2, 14)
+FIRST, BEYOND = (2, 11), (2, 16)
 ANY_TORCH_VARIABLE = "APSCHED_ANY_TORCH"
 
 

@@ -68,12 +68,12 @@ def test_the_command_runs_anywhere(tmp_path):
     assert ran.stdout.endswith(f"{len(registry.CHECKS)} kept, 0 broken\n")
 
 
-@pytest.mark.parametrize("version", ["2.10.1+cu128", "2.14.0", "3.0.0a0", "unknown"])
+@pytest.mark.parametrize("version", ["2.10.1+cu128", "2.16.0", "3.0.0a0", "unknown"])
 def test_another_torch_is_refused_by_name(monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.delenv(ANY_TORCH_VARIABLE, raising=False)
     with pytest.raises(
-        InputError, match=r"torch \S+: apsched was run against torch 2\.11 to 2\.13"
+        InputError, match=r"torch \S+: apsched was run against torch 2\.11 to 2\.15"
     ) as error:
         check_torch_version()
     assert version in str(error.value)
@@ -81,7 +81,7 @@ def test_another_torch_is_refused_by_name(monkeypatch, version):
     check_torch_version()
 
 
-@pytest.mark.parametrize("version", ["2.11.0", "2.12.1+cpu", "2.13.0.dev20260101"])
+@pytest.mark.parametrize("version", ["2.11.0", "2.12.1+cpu", "2.13.0.dev20260101", "2.15.0"])
 def test_the_versions_that_were_run_are_taken(monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)
     check_torch_version()
@@ -117,5 +117,5 @@ def test_the_fence_is_there_only_where_it_is_needed(tmp_path):
     assert (
         refused.stderr.strip()
         .splitlines()[-1]
-        .startswith("apsched: error: torch 2.99.0: apsched was run against torch 2.11 to 2.13")
+        .startswith("apsched: error: torch 2.99.0: apsched was run against torch 2.11 to 2.15")
     )
