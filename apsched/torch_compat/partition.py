@@ -156,16 +156,17 @@ def _equal_waits_are_one() -> Iterator[None]:
     """Have torch merge equal waits, as it did up to 2.13; later versions merge no node with an
     effect (torch/_functorch/compile_utils.py, fx_graph_cse).
     """
-    original = torch.fx.Node.is_impure
+    node_class: Any = torch.fx.Node
+    original = node_class.is_impure
 
     def is_impure(node: Any, *arguments: Any, **options: Any) -> bool:
         return not is_wait_tensor(node) and original(node, *arguments, **options)
 
-    torch.fx.Node.is_impure = is_impure  # type: ignore[method-assign]
+    node_class.is_impure = is_impure
     try:
         yield
     finally:
-        torch.fx.Node.is_impure = original  # type: ignore[method-assign]
+        node_class.is_impure = original
 
 
 def _without_duplicates(joint: Any, saves: Callable[[Any], list[Any]]) -> Any:

@@ -91,6 +91,20 @@ def test_launches_waits_and_products_stay_where_a_random_schedule_has_them(
     assert wrong == []
 
 
+def test_compute_is_held_behind_all_waits_of_a_coalesced_launch(toy):
+    """With a launch of several waits in a row, what stands behind them follows each."""
+    held = hold_order(rewritten(toy, 1)).graph
+    waits = [
+        node
+        for node in held.find_nodes(op="call_function", target=torch.ops.higher_order.control_deps)
+        if node.name.endswith("_waited")
+    ]
+    first, second = waits
+    (product,) = [node for node in held.nodes if node.name == "mm_15"]
+    assert product.args[0] == (second,)
+    assert second.args[0] == (first,)
+
+
 def test_they_do_not_without_being_held(toy):
     modules = [rewritten(toy, seed) for seed in SEEDS]
     assert any(

@@ -116,8 +116,14 @@ def _schema(operator: torch._ops.OpOverload) -> _Schema:
         ),
         returns_nothing=not schema.returns and not schema.is_mutable,
         draws=torch.Tag.nondeterministic_seeded in operator.tags,
-        dropout=next((a.default_value for a in schema.arguments if a.name == "dropout_p"), 1.0),
+        dropout=_default_dropout(schema),
     )
+
+
+def _default_dropout(schema: Any) -> float:
+    defaults = {a.name: a.default_value for a in schema.arguments}
+    stated = defaults.get("dropout_p")
+    return 1.0 if stated is None else float(stated)
 
 
 def _shared_with(schema: Any, returned: Any) -> tuple[str, ...]:
