@@ -178,7 +178,7 @@ class Pricing:
         first = np.where(at.exact, leaving[at.before], 0.0)
         launch, bucket_work, edge_alone, edge_shared = self._reduction_work()
         copied, launched = self._work_before_suffix()
-        share, short = _common_rate(copied, p.size_bytes, p.copy_rate)
+        share, short = _common_rate(copied, p.size_bytes, p.copy_rate, self.own > 0)
         rate = (
             transferred[:, None] * p.lines[:, 1]
             + (p.copy_rate * finished + share * passing)[:, None]
@@ -316,16 +316,19 @@ def _edges(work: PathWork, parts: list[BucketCosts], part: BucketCosts) -> Float
     return edges
 
 
-def _common_rate(ticks: Floats, size_bytes: Floats, least: float) -> tuple[float, Floats]:
-    """Return one rate per byte for ``ticks``, that of the middle byte and at least ``least``, and
-    of each member the ticks that it lacks at that rate.
+def _common_rate(
+    ticks: Floats, size_bytes: Floats, least: float, among: Bools
+) -> tuple[float, Floats]:
+    """Return one rate per byte for ``ticks``, that of the middle byte of the members ``among`` and
+    at least ``least``, and of each member the ticks that it lacks at that rate.
     """
-    sized = size_bytes > 0
-    rates = ticks[sized] / size_bytes[sized]
+    among = among & (size_bytes > 0)
+    if not among.any():
+        return least, np.zeros_like(ticks)
+    rates = ticks[among] / size_bytes[among]
     order = np.argsort(rates)
-    reached = np.cumsum(size_bytes[sized][order])
-    middle = np.searchsorted(reached, reached[-1] / 2) if len(reached) else 0
-    rate = max(least, float(rates[order][middle]) if len(reached) else 0.0)
+    reached = np.cumsum(size_bytes[among][order])
+    rate = max(least, float(rates[order][np.searchsorted(reached, reached[-1] / 2)]))
     return rate, np.maximum(rate * size_bytes - ticks, 0.0)
 
 

@@ -53,7 +53,8 @@ def work_of(problem: Problem, max_move: int | None = None) -> PathWork:
 
 def backward(rng: random.Random) -> Problem:
     """Two or three layers of a backward graph, at most four collectives: a gather, an activation
-    gradient on the chain, one or two weight gradients beside it and their reduction, in any mix.
+    gradient on the chain, weight gradients beside it and their reduction, in any mix; some weight
+    gradients need the next layer, too. The last reduction may be larger.
     """
     price = line(rng.randint(0, 12), rng.randint(4, 40))
     b = ByHand(
@@ -62,30 +63,39 @@ def backward(rng: random.Random) -> Problem:
         bucket_launch_ticks=rng.randint(0, 3),
     )
     x, outputs = b.input("x", 512), []
+    waiting: int | None = None
+
+    def reduce(name: str, grad: int, size: int) -> None:
+        ticks = rng.randint(0, 3)
+        start = b.start("reduce_scatter", name, grad, size, size // 2, launch_ticks=ticks)
+        outputs.append(b.wait(f"{name} waited", start))
+
     for i in range(rng.randint(2, 3)):
         needed = [x]
-        if rng.random() < 0.6 and len(b.collectives) < 3:
+        if rng.random() < 0.4 and len(b.collectives) < 2:
             shard, ticks = b.input(f"s{i}", 512, kept=True), rng.randint(0, 3)
             gather = b.start("all_gather", f"ag{i}", shard, 512, 1024, launch_ticks=ticks)
             needed.append(b.wait(f"w{i}", gather))
-        if i == 0 or (rng.random() < 0.7 and len(b.collectives) < 4):
-            grad = b.compute(f"g{i}", rng.randint(1, 40), x, size=1024)
-            if rng.random() < 0.2:
-                grad = b.compute(f"h{i}", rng.randint(1, 20), grad, size=1024)
-            ticks = rng.randint(0, 3)
-            start = b.start("reduce_scatter", f"rs{i}", grad, 1024, 512, launch_ticks=ticks)
-            outputs.append(b.wait(f"v{i}", start))
-            if rng.random() < 0.1:
-                outputs.append(b.compute(f"n{i}", rng.randint(1, 20), grad, size=512))
-        x = b.compute(f"c{i}", rng.randint(1, 30), *needed, size=512)
-    return b.output(x, *outputs)
+        if waiting is not None:
+            reduce(f"late{i}", b.compute(f"h{i}", rng.randint(1, 20), waiting, x, size=1024), 1024)
+            waiting = None
+        elif i == 0 or (rng.random() < 0.7 and len(b.collectives) < 3):
+            grad = b.compute(f"g{i}", rng.randint(1, 60), x, size=1024)
+            if rng.random() < 0.25:
+                waiting = grad
+            else:
+                reduce(f"rs{i}", grad, 1024)
+        x = b.compute(f"c{i}", rng.randint(1, 30), *needed, size=4096)
+    if rng.random() < 0.6:
+        reduce("last", x, 1024 * rng.choice((1, 2, 4)))
+    return b.output(x, *outputs, *(() if waiting is None else (waiting,)))
 
 
 @pytest.mark.parametrize("chunk", range(4))
 def test_it_is_never_above_the_best_of_all_orders(chunk: int) -> None:
-    """100 problems against exhaustive search over orders, buckets and places; a few it meets."""
+    """160 problems against exhaustive search over orders, buckets and places; a few it meets."""
     met = 0
-    for seed in range(chunk * 25, (chunk + 1) * 25):
+    for seed in range(chunk * 40, (chunk + 1) * 40):
         rng = random.Random(seed)
         problem, move = backward(rng), rng.choice((None, 1, 2))
         orders = orders_within(problem, move)
@@ -137,19 +147,50 @@ def test_the_earlier_reduction_waits_for_its_compute_or_comes_late() -> None:
     assert bound_of(two_layers()) == 2 * 30 + 2 * 20 + 25 - 1  # rounding
 
 
-@pytest.mark.parametrize(("max_move", "between"), [(None, 30 + 30), (1, 30 + 30 + 5)])
-def test_far_apart_compute_keeps_its_order(max_move: int | None, between: int) -> None:
-    """A node that no other needs is more than two places from the last one, so it cannot pass it
-    where each moves by one.
+def test_they_wait_no_longer_than_their_transfer_takes() -> None:
+    """Weight gradients of 40 ticks run during the last transfer of 100, and their transfers of 25
+    follow it: that is the optimum, and the mean of the paths is near it.
+    """
+    b = ByHand(prices={"reduce_scatter": line(0, 25)})
+    x, outputs = b.input("x", 512), []
+    for i in range(2):
+        grad = b.compute(f"g{i}", 40, x, size=1024)
+        outputs.append(b.wait(f"v{i}", b.start("reduce_scatter", f"rs{i}", grad, 1024, 512)))
+        x = b.compute(f"c{i}", 30, x, size=4096)
+    outputs.append(b.wait("v", b.start("reduce_scatter", "rs", x, 4096, 2048)))
+    optimum = 2 * 30 + 100 + 2 * 25
+    assert 0.98 * optimum < bound_of(b.output(*outputs)) <= optimum
+
+
+def far_apart(loose_ticks: int) -> Problem:
+    """Return a chain of four compute nodes of 15 ticks, and one before it with a reduction of 25
+    ticks for itself.
     """
     b = ByHand(prices={"reduce_scatter": line(0, 25)})
     x = b.input("x", 512)
-    loose = b.compute("loose", 5, x, size=512)
+    loose = b.compute("loose", loose_ticks, x, size=1024)
+    first = b.start("reduce_scatter", "first", loose, 1024, 512)
     for i in range(4):
-        x = b.compute(f"c{i}", 15, x, size=512)
-    start = b.start("reduce_scatter", "rs", x, 512, 256)
-    work = work_of(b.output(loose, b.wait("v", start)), max_move)
-    assert work.before[-1] == between
+        x = b.compute(f"c{i}", 15, x, size=1024)
+    last = b.start("reduce_scatter", "last", x, 1024, 512)
+    return b.output(b.wait("v", first), b.wait("w", last))
+
+
+@pytest.mark.parametrize(
+    ("max_move", "loose_ticks", "own", "before"),
+    [
+        (None, 30, 30, 4 * 15),  # it may be the last
+        (2, 30, 30, 4 * 15),  # four places: it may stand behind the last one
+        (1, 30, 0, 4 * 15 + 30),  # more than two places before the last one: it may not
+        (1, 20, 20, 4 * 15),  # that takes less time than its transfer
+    ],
+)
+def test_far_apart_compute_keeps_its_order(
+    max_move: int | None, loose_ticks: int, own: int, before: int
+) -> None:
+    work = work_of(far_apart(loose_ticks), max_move)
+    assert work.own.tolist() == [own, 0]
+    assert work.before[-1] == before
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The arcs of the network of paths, worked out by hand, and their sums."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,6 +33,41 @@ def test_the_cheapest_buckets_cost_what_they_add_to_the_arcs(seed: int) -> None:
             flow = weights.random(net.num_arcs)
             answer = priced.price(flow)
             assert answer.ticks == pytest.approx(answer.added @ flow)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_own_compute_is_never_priced_above_what_it_adds(seed: int) -> None:
+    """One rate per byte stands for compute of any length; ten problems a seed."""
+    rng, weights = random.Random(seed), np.random.default_rng(seed)
+    for _ in range(10):
+        instance = Instance.of(random_problem(rng, max_collectives=8, max_compute=5, chained=0.3))
+        parts = bucket_costs(instance)
+        if not parts:
+            continue
+        own = weights.integers(0, 60, len(instance.arrays.kind))
+        work = replace(PathWork.in_order(instance.arrays), own=own)
+        net = network(instance, parts, work)
+        for priced in pricings(net, work, parts):
+            flow = weights.random(net.num_arcs)
+            answer = priced.price(flow)
+            assert answer.ticks <= answer.added @ flow * (1 + 1e-9)
+
+
+def test_own_compute_and_launch_count_at_most_as_the_transfer() -> None:
+    """Reductions of 1024 bytes at 10 + 15 ticks, with launches of 2."""
+    b = ByHand(prices={"reduce_scatter": line(10, 15)})
+    x, outputs = b.input("x", 512), []
+    for i in range(3):
+        x = b.compute(f"c{i}", 30, x, size=1024)
+        start = b.start("reduce_scatter", f"rs{i}", x, 1024, 512, launch_ticks=2)
+        outputs.append(b.wait(f"w{i}", start))
+    instance = Instance.of(b.output(*outputs))
+    work = replace(PathWork.in_order(instance.arrays), own=np.array([9, 20, 40]))
+    parts = bucket_costs(instance)
+    (priced,) = pricings(network(instance, parts, work), work, parts)
+    shared, alone = priced._work_before_suffix()
+    assert shared.tolist() == pytest.approx([15, 15, 9])  # the latest first
+    assert alone.tolist() == [25, 22, 11]
 
 
 def one_on_the_path() -> Problem:
