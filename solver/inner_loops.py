@@ -15,7 +15,10 @@ from apsched.problem.problem import Collective, Key, Problem, Storage
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.jit import has_machine_code
 from apsched.solver.arrays.reordered import Orders
+from apsched.solver.bounds.any_order.bound import loose_program
+from apsched.solver.bounds.any_order.compute_chain import compute_chain_bound
 from apsched.solver.bounds.best import best_bound
+from apsched.solver.bounds.linear_program import costs_of
 from apsched.solver.program.program import NODE
 from apsched.solver.reorder.fill_stalls import FillLimits, Pass, Units, refill
 from apsched.solver.search.decoder import evaluate_labels
@@ -49,6 +52,8 @@ def _orders() -> None:
     instance = Instance.of(layered_problem(_LAYERS), Caps())
     orders = Orders(instance)
     best_bound(instance, orders)
+    limited = instance.within(Caps(max_compute_move=1))
+    compute_chain_bound(limited, loose_program(limited, orders, costs_of(limited)))
     blocks = np.arange(len(orders.precedence.block_ticks))
     program = Pass(blocks, np.full(len(blocks), NODE), blocks, np.zeros_like(blocks))
     refill(orders.precedence, _alone(instance), program, 0, 0, FillLimits(0, 1.0))
