@@ -1,6 +1,5 @@
 """Runs one command; every error is one line on stderr and an exit code."""
 
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -79,11 +78,13 @@ def _run(argv: Sequence[str] | None, answer: TextIO) -> None:
 
 def _fail(error: object, code: int, *, kind: str = "error: ") -> int:
     """Print ``error`` as one line; a closed stderr changes no exit status."""
-    with contextlib.suppress(OSError):
+    try:
         if os.environ.get(DEBUG_VARIABLE) and isinstance(error, Exception):
             import traceback
 
             traceback.print_exception(error)
         text = " ".join(str(error).split())
         print(f"apsched: {kind}{text}", file=sys.stderr, flush=True)
+    except OSError:
+        drop(sys.stderr)  # what is left in its buffer would fail again at exit
     return code
