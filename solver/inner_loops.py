@@ -16,6 +16,7 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.jit import has_machine_code
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.bound import loose_program
+from apsched.solver.bounds.any_order.chain import longest_way
 from apsched.solver.bounds.any_order.compute_chain import compute_chain_bound
 from apsched.solver.bounds.best import best_bound
 from apsched.solver.bounds.linear_program import costs_of
@@ -53,7 +54,8 @@ def _orders() -> None:
     orders = Orders(instance)
     best_bound(instance, orders)
     limited = instance.within(Caps(max_compute_move=1))
-    compute_chain_bound(limited, loose_program(limited, orders, costs_of(limited)))
+    loose = loose_program(limited, orders, costs_of(limited))
+    compute_chain_bound(limited, loose, longest_way(loose))
     blocks = np.arange(len(orders.precedence.block_ticks))
     program = Pass(blocks, np.full(len(blocks), NODE), blocks, np.zeros_like(blocks))
     refill(orders.precedence, _alone(instance), program, 0, 0, FillLimits(0, 1.0))

@@ -79,14 +79,14 @@ def _weighed_in_any_order(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
 
 
 def _along_chain(at: InAnyOrder, best_ticks: int) -> Iterator[TimeBound]:
-    """Yield the bound of a chain where some stream is busy enough for it."""
+    """Yield the bounds of chains where some stream is busy enough for them."""
     busy = max(np.bincount(at.loose.stream, weights=at.loose.work.load))
     if busy < _BUSY * best_ticks:
         return
-    if len(on_path_of(at.loose, longest_way(at.loose))):
-        yield chain_bound(at.instance, at.loose, at.ends)
-    else:
-        yield compute_chain_bound(at.instance, at.loose)
+    way = longest_way(at.loose)
+    yield chain_bound(at.instance, at.loose, at.ends, way)
+    if not len(on_path_of(at.loose, way)):
+        yield compute_chain_bound(at.instance, at.loose, way)
 
 
 def _of_two_chains(at: InAnyOrder, _: int) -> Iterator[TimeBound]:

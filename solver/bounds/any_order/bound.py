@@ -15,8 +15,8 @@ reversed.
     (V5)  jobs of a group's stream: transfers at the least rate of any bucket, or alone
     (V6)  the rows of the LP: all of the compute stream, and the sets for which (V3) is longest,
          weighed against each other
-    (V7)  buckets weighed along a chain of collectives on the path that follow each other in every
-         order, as along paths where the order is fixed
+    (V7)  buckets weighed along a chain of items that follow each other in every order, as along
+         paths where the order is fixed
     (V8)  step time >= compute before the last reduction + its transfer + sum over others of its
           stream of the lesser of the compute that only they need and their transfer
     (V9)  stages of compute of two chains on one machine, each with a transfer behind it

@@ -1,5 +1,5 @@
-"""Buckets weighed along a chain of collectives that follow each other in every order: the bound
-along paths, where compute may move.
+"""Buckets weighed along a chain of items that follow each other in every order: the bound along
+paths, where compute may move.
 
 The items of a chain begin one after the other, whatever the order of the rest. All compute that
 follows one item of the chain and precedes the next one runs between the two. So the chain is a
@@ -27,15 +27,10 @@ _MOST_STEPS = 160
 _FREE = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 0))
 
 
-def chain_bound(instance: Instance, loose: Loose, ends: Ends) -> TimeBound:
-    """Return the bound of the program that a chain is, (V7); 0 where the longest way has no
-    collective on the path.
-    """
+def chain_bound(instance: Instance, loose: Loose, ends: Ends, way: Ints) -> TimeBound:
+    """Return the bound of the program that a chain is, (V7), along the longest ``way``."""
     arrays = instance.arrays
-    chain = on_path_of(loose, longest_way(loose))
-    if not len(chain):
-        return TimeBound(ticks=0, source=BoundSource.WEIGHED_ALONG_CHAIN)
-    chain = chain[_sample(len(chain))]
+    chain = _chain(loose, way)
     items, work = loose.items, loose.work
     span = items.spread(loose.compute_ticks, work.launch + work.transfer)
     alone = items.spread(loose.compute_ticks, work.main)
@@ -80,9 +75,18 @@ def on_path_of(loose: Loose, way: Ints) -> Ints:
     return way[on_path[way]]
 
 
-def _sample(num_steps: int) -> Ints:
-    steps = np.linspace(0, num_steps - 1, min(num_steps, _MOST_STEPS)).round().astype(np.int64)
-    return np.unique(steps)
+def _chain(loose: Loose, way: Ints) -> Ints:
+    """Return items of the longest ``way`` through the program, ascending: its collectives on the
+    path, or a sample where there are none.
+    """
+    on_path = on_path_of(loose, way)
+    wanted = on_path if len(on_path) else way
+    chosen: Ints = wanted[
+        np.unique(
+            np.linspace(0, len(wanted) - 1, min(len(wanted), _MOST_STEPS)).round().astype(np.int64)
+        )
+    ]
+    return chosen
 
 
 def way_through(loose: Loose, through: Ints) -> Ints:

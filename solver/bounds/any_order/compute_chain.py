@@ -14,7 +14,7 @@ from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Ints
-from apsched.solver.bounds.any_order.chain import levels, longest_way
+from apsched.solver.bounds.any_order.chain import levels
 from apsched.solver.bounds.any_order.items import Items
 from apsched.solver.bounds.any_order.jobs import Loose
 from apsched.solver.bounds.paths.bound import path_bound
@@ -43,10 +43,10 @@ class _Steps:
         return len(self.chain) + 1
 
 
-def compute_chain_bound(instance: Instance, loose: Loose) -> TimeBound:
-    """Return the bound of the program that the compute nodes of the longest way are, (V10)."""
+def compute_chain_bound(instance: Instance, loose: Loose, way: Ints) -> TimeBound:
+    """Return the bound of the program that the compute nodes of the longest ``way`` are, (V10)."""
     arrays, items = instance.arrays, loose.items
-    steps = _steps(items, longest_way(loose), instance.caps.max_compute_move)
+    steps = _steps(items, way, instance.caps.max_compute_move)
     num_compute = steps.num_compute
     need_slot = np.where(arrays.on_path, num_compute, steps.next[items.of_collective] + 1)
     as_chain = replace(

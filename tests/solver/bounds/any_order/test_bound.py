@@ -15,14 +15,15 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.bound import InAnyOrder, _rows, loose_program
-from apsched.solver.bounds.any_order.chain import between, chain_bound, levels
+from apsched.solver.bounds.any_order.chain import between, chain_bound, levels, longest_way
 from apsched.solver.bounds.any_order.compute_chain import compute_chain_bound
 from apsched.solver.bounds.any_order.heads import Ticks, earliest
-from apsched.solver.bounds.any_order.jobs import Loose, ends_of
+from apsched.solver.bounds.any_order.jobs import ends_of
 from apsched.solver.bounds.any_order.last_reduction import tail_bound
 from apsched.solver.bounds.any_order.one_machine import critical_jobs, one_machine
 from apsched.solver.bounds.best import any_order_bound
 from apsched.solver.bounds.linear_program import costs_of
+from tests.helpers.loosened import loosened
 from tests.helpers.oracle import best_schedule, orders_within
 from tests.helpers.problems.by_hand import ByHand, line
 from tests.helpers.problems.strategies import random_caps, random_problem
@@ -37,19 +38,15 @@ def bound_of(problem: Problem, caps: Caps) -> tuple[int, str]:
     return bound.ticks, bound.source
 
 
-def loosened(problem: Problem, caps: Caps) -> tuple[Instance, Loose]:
-    instance = Instance.of(problem, caps)
-    return instance, loose_program(instance, Orders(Instance.of(problem)), costs_of(instance))
-
-
 def chain_bound_of(problem: Problem, caps: Caps) -> int:
     instance, loose = loosened(problem, caps)
-    return chain_bound(instance, loose, ends_of(loose, caps.max_compute_move)).ticks
+    ends = ends_of(loose, caps.max_compute_move)
+    return chain_bound(instance, loose, ends, longest_way(loose)).ticks
 
 
 def compute_chain_bound_of(problem: Problem, caps: Caps) -> int:
     instance, loose = loosened(problem, caps)
-    return compute_chain_bound(instance, loose).ticks
+    return compute_chain_bound(instance, loose, longest_way(loose)).ticks
 
 
 def tail_bound_of(problem: Problem, caps: Caps) -> int:
@@ -253,6 +250,7 @@ def test_a_chain_counts_the_latency_of_buckets() -> None:
     problem, caps = gathered_layers(3), Caps(max_compute_move=None)
     best = best_in_any_order(problem, caps)
     assert best is not None
+    assert 6 * 10 < chain_bound_of(problem, caps) <= best
     assert 6 * 10 < compute_chain_bound_of(problem, caps) <= best
     assert bound_of(gathered_layers(12), caps) == (
         compute_chain_bound_of(gathered_layers(12), caps),

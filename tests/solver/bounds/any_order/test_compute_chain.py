@@ -19,7 +19,6 @@ from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.reordered import Orders
-from apsched.solver.bounds.any_order.bound import loose_program
 from apsched.solver.bounds.any_order.chain import longest_way
 from apsched.solver.bounds.any_order.compute_chain import (
     _steps,
@@ -27,26 +26,21 @@ from apsched.solver.bounds.any_order.compute_chain import (
     _work,
     compute_chain_bound,
 )
-from apsched.solver.bounds.any_order.jobs import Loose
 from apsched.solver.bounds.best import any_order_bound, fixed_order_bound
-from apsched.solver.bounds.linear_program import costs_of
 from apsched.solver.bounds.paths.path_work import PathWork
+from tests.helpers.loosened import loosened
 from tests.helpers.oracle import best_schedule, orders_within
 from tests.helpers.problems.by_hand import ByHand, line
 
 
-def loosened(problem: Problem, max_move: int | None) -> tuple[Instance, Loose]:
-    instance = Instance.of(problem, Caps(max_compute_move=max_move))
-    return instance, loose_program(instance, Orders(Instance.of(problem)), costs_of(instance))
-
-
 def bound_of(problem: Problem, max_move: int | None = None) -> int:
-    return compute_chain_bound(*loosened(problem, max_move)).ticks
+    instance, loose = loosened(problem, Caps(max_compute_move=max_move))
+    return compute_chain_bound(instance, loose, longest_way(loose)).ticks
 
 
 def work_of(problem: Problem, max_move: int | None = None) -> PathWork:
     """Return the work along the chain; of all reductions the own one counts."""
-    instance, loose = loosened(problem, max_move)
+    instance, loose = loosened(problem, Caps(max_compute_move=max_move))
     steps = _steps(loose.items, longest_way(loose), max_move)
     return _with_ways(_work(loose, steps, instance.arrays.reductions), loose, steps)
 
