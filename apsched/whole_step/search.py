@@ -2,8 +2,8 @@
 then along the order in which keeping pays.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 from apsched.errors import SelfCheckError
@@ -39,6 +39,15 @@ _ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExcludedChoice:
+    """A choice that is not solved, since its bound is no lower than the step time of another."""
+
+    kept: Choice
+    kept_bytes: int
+    bound: TimeBound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepAnswer:
     """The kept parameters, and the figures of the step."""
 
@@ -48,7 +57,9 @@ class StepAnswer:
     lower than each choice that was solved does.
     """
     baselines: dict[str, SolvedChoice]
-    """The choices that people make, by name, as far as they may fit."""
+    """The choices that people make, by name, as far as they may fit and were solved."""
+    excluded: dict[str, ExcludedChoice]
+    """Those that the bound shows to be no faster than ``best``, which are not solved."""
     tried: tuple[SolvedChoice, ...]
     """All solved choices, in order."""
     num_parameters: int
@@ -93,6 +104,7 @@ def solve_choice(step: Step, request: KeepRequest, label: str = "--keep") -> Ste
             source=" and ".join(result.answer.bound_source for result in best.results),
         ),
         baselines={},
+        excluded={},
         tried=(best,),
         num_parameters=len(step.parameters),
         names=tuple(p.name for p in step.parameters),
@@ -107,11 +119,11 @@ def solve_step(step: Step) -> StepAnswer:
     step times differ by less than the time slack the one with the lowest peak is taken, as long as
     no common choice becomes faster.
     """
-    prices = _least_prices(step)
-    answer = search_choices(step, _bounds(step, prices))
-    now = _least_prices(step)
-    if now != prices:  # a choice that was solved fuses a node as neither extreme does
-        answer = replace(answer, bound=_least_bound(_bounds(step, now)))
+    prices, known = None, _least_prices(step)
+    while prices != known:  # a choice that was solved fuses a node as neither extreme does
+        prices = known
+        answer = search_choices(step, _bounds(step, prices))
+        known = _least_prices(step)
     _check_bound(answer)
     return answer
 
@@ -119,11 +131,7 @@ def solve_step(step: Step) -> StepAnswer:
 def search_choices(step: Step, bounds: Sequence[StepBound]) -> StepAnswer:
     """As :func:`solve_step`; of ``bounds`` the least holds. It is not checked."""
     search = _Search(step, bounds)
-    baselines = {
-        name: step.solve(kept | step.always)
-        for name, kept in named_choices(step.undecided).items()
-        if name == NONE or search.may_fit(kept)
-    }
+    baselines, excluded = search.baselines()
     if len(step.undecided) <= _FEW:
         search.look(search.every_choice())
     else:
@@ -134,6 +142,7 @@ def search_choices(step: Step, bounds: Sequence[StepBound]) -> StepAnswer:
         best=best,
         bound=search.bound,
         baselines=baselines,
+        excluded=excluded,
         tried=tuple(step.solved.values()),
         num_parameters=len(step.parameters),
         names=tuple(p.name for p in step.parameters),
@@ -162,6 +171,30 @@ class _Search:
         names = set(map(name_of, kept))
         return [self._index[name] for name in names if name in self._index]
 
+    def baselines(self) -> tuple[dict[str, SolvedChoice], dict[str, ExcludedChoice]]:
+        """Return the choices that people make: those that are solved, and those that their bound
+        excludes. The ones with the least bound come first, so that it excludes most.
+        """
+        step = self._step
+        made = {name: c | step.always for name, c in named_choices(step.undecided).items()}
+        solved: dict[str, SolvedChoice] = {}
+        excluded: dict[str, ExcludedChoice] = {}
+        for name in sorted(made, key=lambda name: (name != NONE, self._bound_of(made[name]).ticks)):
+            kept = made[name]
+            if name != NONE and not self.may_fit(kept):
+                continue
+            bound = self._bound_of(kept)
+            if kept in step.solved or name == NONE or bound.ticks < _best_ticks(step):
+                solved[name] = step.solve(kept)
+            else:
+                size = sum(step.entry_bytes[entry] for entry in kept)
+                excluded[name] = ExcludedChoice(kept=kept, kept_bytes=size, bound=bound)
+        return {n: solved[n] for n in made if n in solved}, excluded
+
+    def _bound_of(self, kept: Choice) -> TimeBound:
+        items = self._items(kept)
+        return min((b.of_choice(items) for b in self._bounds), key=lambda bound: bound.ticks)
+
     def look(self, choices: Iterable[Choice]) -> None:
         """Solve those of ``choices`` that may be the fastest, until the bound is near."""
         for kept in choices:
@@ -171,13 +204,8 @@ class _Search:
         """Return the step time of a choice; never, where it cannot be the fastest."""
         step = self._step
         if kept not in step.solved:
-            items = self._items(kept)
             best = _best_ticks(step)
-            if (
-                best <= self._enough
-                or not self.may_fit(kept)
-                or min(b.of_choice(items).ticks for b in self._bounds) >= best
-            ):
+            if best <= self._enough or not self.may_fit(kept) or self._bound_of(kept).ticks >= best:
                 return _NEVER
         return _ticks(step.solve(kept))
 
@@ -206,6 +234,9 @@ class _Search:
         """Solve choices with the entry ``first`` of each parameter in a prefix of the order, and
         the entry ``rest`` of the others: some prefixes all over it, then around the best, between
         units first and inside of one at last.
+
+        Where the whole order fits, a prefix of it only loses time: shorter ones are looked at, for
+        their lower peak, as long as they lose no more than the time slack.
         """
         ends = [0]
         for unit in units(self._step.undecided):
@@ -218,14 +249,32 @@ class _Search:
                 known[k] = self._ticks_of(self._step.always.union(filter(None, entries)))
 
         last = len(ends) - 1
-        look(ends[round(last * k / _FIRST)] for k in range(_FIRST + 1))
+        inside = [ends[round(last * k / _FIRST)] for k in range(1, _FIRST)]
+        look((0, ends[last]))
+        for k in reversed(inside):
+            look((k,))
+            if known[ends[last]] != _NEVER and not self._is_near(known[k]):
+                break
         for _ in range(_ROUNDS):
             best = min(known, key=lambda k: (known[k], k))
-            around = (
-                max((k for k in known if k < best), default=best),
-                min((k for k in known if k > best), default=best),
-            )
-            look([_between(ends, *sorted((best, other))) for other in around])
+            look([_between(ends, *sorted((best, k))) for k in self._sides(known, best)])
+
+    def _sides(self, known: Mapping[int, float], best: int) -> list[int]:
+        """Return the neighbours of ``best`` towards which a faster prefix may lie: none where it is
+        the shortest or the longest of all, as time is then expected to rise with the distance, and
+        none that is about as fast.
+        """
+        sides = (
+            max((k for k in known if k < best), default=None),
+            min((k for k in known if k > best), default=None),
+        )
+        found = [k for k in sides if k is not None]
+        return [k for k in found if not self._is_near(known[k], 0.5)] if len(found) == 2 else []
+
+    def _is_near(self, ticks: float, share: float = 1.0) -> bool:
+        """Return whether a step time is within ``share`` of the time slack of the best."""
+        slack = share * self._step.request.options.time_slack
+        return ticks <= _best_ticks(self._step) * (1 + slack)
 
     def filled(self) -> Iterator[Choice]:
         """Yield the best choice with more parameters kept or resharded, as far as memory may hold

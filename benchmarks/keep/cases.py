@@ -114,7 +114,8 @@ def _rows(case: Case, cap: str, step: Step) -> Iterator[Row]:
     began = time.process_time()
     answer = solve_step(step)
     took = time.process_time() - began
-    for name, choice in answer.baselines.items():
+    excluded = {name: step.solve(choice.kept) for name, choice in answer.excluded.items()}
+    for name, choice in {**answer.baselines, **excluded}.items():
         yield _row(case, cap, name, choice)
     assert NONE in answer.baselines
     yield _row(case, cap, "apsched", answer.best, answer, took)

@@ -8,7 +8,7 @@ from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
 from apsched.whole_step.choices import kept_in_node, kept_whole
 from apsched.whole_step.pair import SolvedChoice
-from apsched.whole_step.search import StepAnswer
+from apsched.whole_step.search import ExcludedChoice, StepAnswer
 
 APART = "forward and backward apart; the graph of both keeps the same parameters:"
 """Heading of the step whose choice a joint graph makes."""
@@ -30,6 +30,14 @@ def keep_json(answer: StepAnswer) -> dict[str, Any]:
         "gap": answer.gap,
         "memory_cap_bytes": answer.cap_bytes,
         "baselines": {name: kept_figures(choice) for name, choice in answer.baselines.items()},
+        "excluded": {
+            name: {
+                **_size_of(choice),
+                "bound_us": ticks_to_us(choice.bound.ticks),
+                "bound_source": choice.bound.source,
+            }
+            for name, choice in answer.excluded.items()
+        },
         "tried": [kept_figures(choice) for choice in answer.tried],
         "frontier": [
             {**kept_figures(choice), "kept": sorted(choice.kept)} for choice in answer.frontier
@@ -41,9 +49,7 @@ def kept_figures(choice: SolvedChoice) -> dict[str, Any]:
     """Return the figures of a choice for ``--json``."""
     forward, backward = (result.step_time_us for result in choice.results)
     return {
-        "num_kept": len(kept_whole(choice.kept)),
-        "num_in_node": len(kept_in_node(choice.kept)),
-        "kept_bytes": choice.kept_bytes,
+        **_size_of(choice),
         "forward_us": forward,
         "backward_us": backward,
         "step_time_us": ticks_to_us(choice.step_ticks) if choice.fits else None,
@@ -52,12 +58,23 @@ def kept_figures(choice: SolvedChoice) -> dict[str, Any]:
     }
 
 
+def _size_of(choice: SolvedChoice | ExcludedChoice) -> dict[str, int]:
+    return {
+        "num_kept": len(kept_whole(choice.kept)),
+        "num_in_node": len(kept_in_node(choice.kept)),
+        "kept_bytes": choice.kept_bytes,
+    }
+
+
 def print_kept(answer: StepAnswer, stream: TextIO) -> None:
     """Print the choices that people make beside the one found, and the parameters that it keeps."""
     figures = ("kept", "kept bytes", "forward ms", "backward ms", "step ms", "peak memory")
     table = plain_table("choice", *figures, "fits", right=figures)
-    for name, choice in (*answer.baselines.items(), ("apsched", answer.best)):
+    for name, choice in answer.baselines.items():
         table.add_row(name, *kept_cells(choice))
+    for name, excluded in answer.excluded.items():
+        table.add_row(name, *_excluded_cells(excluded))
+    table.add_row("apsched", *kept_cells(answer.best))
     out = console(stream)
     out.print(table)
     for line in kept_lines(answer):
@@ -77,6 +94,15 @@ def kept_cells(choice: SolvedChoice) -> list[str]:
         *("" if us is None else f"{us / 1000:,.3f}" for us in times),
         show_bytes(choice.peak_bytes) if choice.fits else "",
         "yes" if choice.fits else "no",
+    ]
+
+
+def _excluded_cells(choice: ExcludedChoice) -> list[str]:
+    size = _size_of(choice)
+    return [
+        kept_count(size["num_kept"], size["num_in_node"]),
+        show_bytes(choice.kept_bytes),
+        *("", "", f">= {ticks_to_us(choice.bound.ticks) / 1000:,.3f}", "", "not solved"),
     ]
 
 

@@ -57,10 +57,20 @@ def kept_section(keep: Mapping[str, Any]) -> str:
 
 def _choices(keep: Mapping[str, Any]) -> str:
     """Return the choices that people make beside the one of the answer."""
-    rows = [
+    solved = [
         (name, *_cells(choice), "yes" if choice["fits"] else "no")
         for name, choice in (*keep["baselines"].items(), ("apsched", keep))
     ]
+    excluded = [
+        (
+            name,
+            kept_count(choice["num_kept"], choice["num_in_node"]),
+            show_bytes(choice["kept_bytes"]),
+            *("", "", f"≥ {show_us(choice['bound_us'])}", "", "not solved"),
+        )
+        for name, choice in keep.get("excluded", {}).items()
+    ]
+    rows = [*solved[:-1], *excluded, solved[-1]]
     head = ("choice", *_HEAD, "fits the cap")
     return f"<h3>Choices</h3>\n<div class=wide>{table(head, rows, best=len(rows) - 1)}</div>"
 
