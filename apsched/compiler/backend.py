@@ -16,7 +16,12 @@ from apsched.compiler.code_cache import with_agreed_code
 from apsched.compiler.inductor_partition import KeepPartition
 from apsched.compiler.inductor_pass import InductorPass, ParameterPass
 from apsched.compiler.inductor_settings import OFF, switched_on
-from apsched.compiler.keep import Pair, chosen_parameters, resharded
+from apsched.compiler.keep import (
+    Pair,
+    chosen_parameters,
+    resharded,
+    stated_or_of_schedules,
+)
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.schedule_captured import RESULT
 from apsched.compiler.schedule_graph import kept_as_it_was, prepare_joint, schedule_graph
@@ -40,12 +45,7 @@ from apsched.torch_compat.compilers import (
     with_custom_pass,
 )
 from apsched.whole_step.choices import Choice, kept_in_node, kept_whole
-from apsched.whole_step.keep_request import (
-    KeepRequest,
-    keep_request,
-    of_one_micro_batch,
-    plan_for,
-)
+from apsched.whole_step.keep_request import KeepRequest, plan_for
 
 logger = logging.getLogger(__name__)
 
@@ -203,6 +203,8 @@ def backend(
         process rank for all), names or regular expressions, or a file of them, such as the
         ``kept.txt`` of ``apsched solve --keep auto``. Of ``NAME @node`` each process rank keeps one
         part, and gathers the others of its node in backward. In place of ``reshard_after_forward``.
+        ``None`` with ``schedule=`` and without ``reshard_after_forward``: the choice of the answer
+        that the schedules are of.
     reduce
         When a graph of several micro-batches (:func:`apsched.micro_batches`) reduces its gradients:
         ``"each"``, those of every micro-batch, as gradient accumulation does; ``"once"``, after
@@ -221,8 +223,10 @@ def backend(
             f"keep: expected it in place of reshard_after_forward, found {keep!r} and"
             f" {reshard_after_forward!r}; leave one out"
         )
-    keep_stated = None if keep is None else of_one_micro_batch(keep_request(keep, "keep"), "keep")
     chosen = Settings.of(settings)
+    keep_stated = None
+    if reshard_after_forward is None:
+        keep_stated = stated_or_of_schedules(keep, chosen)
     chosen.check_traced_by_dynamo()
     if keep_stated is not None:
         chosen = replace(chosen, plan=plan_for(as_plan(chosen.plan), keep_stated))

@@ -8,14 +8,17 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from os import PathLike
 
 from torch.fx import GraphModule
 
+from apsched.artifacts.kept_choice import kept_beside
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.graph_module import capture_graph
 from apsched.capture.keep import keep, keepable
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.node_groups import running_node_group
+from apsched.compiler.ranks.replayed import paths_of
 from apsched.compiler.schedule_captured import (
     groups_of,
     in_registered_order,
@@ -31,7 +34,12 @@ from apsched.names import in_node
 from apsched.pipeline.load import LoadedGraph
 from apsched.torch_compat.compilers import name_parameters
 from apsched.whole_step.choices import Choice
-from apsched.whole_step.keep_request import AUTO, KeepRequest
+from apsched.whole_step.keep_request import (
+    AUTO,
+    KeepRequest,
+    keep_request,
+    of_one_micro_batch,
+)
 from apsched.whole_step.pair import Step
 from apsched.whole_step.search import solve_step
 
@@ -41,6 +49,20 @@ Pair = tuple[GraphModule, GraphModule]
 """Forward and backward graph."""
 CapturedPair = tuple[CapturedGraph, CapturedGraph]
 """Forward and backward graph, captured."""
+
+
+def stated_or_of_schedules(
+    keep: str | PathLike[str] | Sequence[str] | None, settings: Settings
+) -> KeepRequest | None:
+    """Return the request ``keep``; where it is left out, the choice of the answer whose schedules
+    ``settings`` replay. ``None``: no choice, the graph decides.
+    """
+    if keep is not None:
+        return of_one_micro_batch(keep_request(keep, "keep"), "keep")
+    if settings.schedule is None:
+        return None
+    beside = kept_beside(paths_of(settings.schedule), "keep")
+    return of_one_micro_batch(beside, "keep") if beside.entries else None
 
 
 def chosen_parameters(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import apsched
 from apsched.cli.main import main
 from apsched.errors import InputError
 from apsched.whole_step.choices import Choice
@@ -99,7 +100,7 @@ def test_solve_reshards_in_the_node_and_apply_replays_it(tmp_path: Path, capsys)
     assert "_in_node_gather" in (folder / "backward.py").read_text()
     schedules = [str(folder / f"{name}.schedule.json") for name in ("forward", "backward")]
     again = ["apply", *source, *schedules, "-o", str(tmp_path / "applied")]
-    assert main([*again, "--keep", str(folder / "kept.txt")]) == 0
+    assert main(again) == 0
     assert capsys.readouterr().out.count("round trip exact") == 2
     joint = ["solve", *source, "--direction", "joint", "--keep", str(folder / "kept.txt")]
     assert main(joint) == 2
@@ -140,15 +141,21 @@ def test_solve_keeps_what_is_fastest_and_apply_replays_it(tmp_path: Path, capsys
     assert kept["bound_us"] <= kept["step_time_us"] < kept["baselines"]["none"]["step_time_us"]
     schedules = [str(folder / f"{name}.schedule.json") for name in ("forward", "backward")]
     again = ["apply", *SOLVE[:-2], *schedules, "-o", str(tmp_path / "applied")]
-    assert main([*again, "--keep", str(folder / "kept.txt")]) == 0
-    assert capsys.readouterr().out.count("round trip exact") == 2
+    for stated in ([], ["--keep", str(folder / "kept.txt")]):
+        assert main([*again, *stated]) == 0
+        assert capsys.readouterr().out.count("round trip exact") == 2
+    assert apsched.backend(schedule=folder).keep == keep_request(folder / "kept.txt")
+    assert apsched.backend(schedule=folder, reshard_after_forward=False).keep is None
     for arguments, message in (
         (["solve", str(folder / "forward.graph"), "--keep", "all"], "expected one forward and one"),
         ([*again, "--keep", "auto"], "expected the file of kept parameters"),
-        (again, "solve this graph instead"),
+        ([*again, "--keep", "none"], "solve this graph instead"),
     ):
         assert main(arguments) == 2
         assert message in capsys.readouterr().err
+    assert main(solve) == 0  # in the same directory: its kept.txt is of the answer before
+    assert main(again) == 0
+    assert apsched.backend(schedule=folder).keep is None
 
 
 def test_one_direction_alone_has_nothing_to_keep(capsys) -> None:

@@ -223,7 +223,12 @@ def test_the_search_is_near_the_best_choice_and_solves_few(seed: int) -> None:
     assert answer.best.fits
     assert answer.bound.ticks <= least <= answer.best.step_ticks
     assert all(b.step_ticks >= answer.best.step_ticks for b in answer.baselines.values() if b.fits)
+    assert not answer.baselines.keys() & answer.excluded.keys()
     assert few < 25
+    for excluded in answer.excluded.values():
+        solved = step.solve(excluded.kept)
+        assert answer.best.step_ticks <= excluded.bound.ticks <= solved.step_ticks
+        assert excluded.kept_bytes == solved.peak_bytes
     saved, could = (10**6 + sum(saves.values()) - t for t in (answer.best.step_ticks, least))
     assert saved >= 0.6 * could
     frontier = [(s.peak_bytes, s.step_ticks) for s in answer.frontier]

@@ -4,7 +4,14 @@ import argparse
 from dataclasses import replace
 from typing import Any, TextIO
 
-from apsched.cli.arguments import add_groups, add_json, add_out, add_source, add_verb
+from apsched.cli.arguments import (
+    add_groups,
+    add_json,
+    add_option,
+    add_out,
+    add_source,
+    add_verb,
+)
 from apsched.cli.options import cost_choice, direction, out_dir, source_request
 from apsched.errors import InputError
 
@@ -20,7 +27,14 @@ def add_parser(verbs: Any) -> None:
     add_source(parser)
     add_groups(parser, "costs")
     add_json(parser)
-    add_groups(parser, "contention", "whole step")
+    add_groups(parser, "contention")
+    add_option(
+        parser,
+        "--keep",
+        "WHICH",
+        "parameters kept from forward to backward: none, all or a file, as for `apsched solve`"
+        " (default: those of the answer, in result.json or kept.txt next to its schedules)",
+    )
     parser.add_argument(
         "schedules",
         metavar="SCHEDULE",
@@ -34,6 +48,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Check each schedule against its graph and caps, write it back, check the round trip, and save
     the rewritten modules.
     """
+    from apsched.artifacts.kept_choice import kept_beside
     from apsched.artifacts.output_dir import check_writable, write_files
     from apsched.artifacts.schedule_file import load_schedule
     from apsched.artifacts.solved_files import apply_one, graph_of
@@ -50,7 +65,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.whole_step.solve import graphs_with
 
     where = source_request(args), cost_choice(args), direction(args)
-    keep = of_one_micro_batch(keep_request(args.keep), "--keep")
+    keep = kept_beside(args.schedules, "--keep") if args.keep is None else keep_request(args.keep)
+    of_one_micro_batch(keep, "--keep")
     if keep.mode == AUTO:
         raise InputError(
             "--keep: expected the file of kept parameters (kept.txt, next to the schedules), all or"

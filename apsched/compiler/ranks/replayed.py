@@ -22,7 +22,7 @@ def schedule_files(
     if stated is None:
         return ()
     files: list[ScheduleFile] = []
-    for path in map(Path, [stated] if isinstance(stated, str | PathLike) else stated):
+    for path in paths_of(stated):
         inside = sorted(path.glob("*.schedule.json")) if path.is_dir() else [path]
         if not inside:
             raise InputError(
@@ -33,6 +33,11 @@ def schedule_files(
     if not files:
         raise InputError(f"schedule: expected schedule files, found {stated!r}")
     return tuple(files)
+
+
+def paths_of(stated: str | PathLike[str] | Sequence[str | PathLike[str]]) -> tuple[Path, ...]:
+    """Return the stated path, or the stated paths."""
+    return tuple(map(Path, [stated] if isinstance(stated, str | PathLike) else stated))
 
 
 def replayed(problem: Problem, caps: Caps, files: Sequence[ScheduleFile]) -> SolveResult:

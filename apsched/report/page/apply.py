@@ -103,6 +103,8 @@ def _code(graphs: Sequence[SolvedGraph], *, replay: bool) -> str:
             for name, value in given.items()
             if name not in BY_NAME or BY_NAME[name].group not in _DECIDED
         }
+    elif "--keep" in graphs[0].options:
+        given["keep"] = repr(str(graphs[0].options["--keep"]))
     if "bitwise" in given:
         given["parameter_order"] = "[name for name, _ in model.named_parameters()]"
     arguments = ", ".join(f"{name}={value}" for name, value in given.items())

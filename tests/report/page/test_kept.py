@@ -37,6 +37,13 @@ def test_the_section_has_every_choice_and_what_is_kept(solved: SolvedRun, direct
     for name, choice in {**keep["baselines"], "apsched": keep}.items():
         row = page[page.index(f'<th scope="row">{name}</th>') :]
         assert f"<td>{show_us(choice['step_time_us'])}</td>" in row[: row.index("</tr>")]
+    assert keep["excluded"]
+    for name, choice in keep["excluded"].items():
+        assert choice["bound_us"] >= keep["step_time_us"]
+        row = page[page.index(f'<th scope="row">{name}</th>') :]
+        row = row[: row.index("</tr>")]
+        assert f"<td>≥ {show_us(choice['bound_us'])}</td>" in row
+        assert "<td>not solved</td>" in row
     assert f"<b>{len(keep['kept'])} of {len(keep['parameters'])}</b>" in page
     assert page.count("<h3>Memory against step time</h3>") == 1
     assert "kept from forward to backward up to" in page

@@ -1,0 +1,50 @@
+"""The parameters that an answer keeps from forward to backward, read beside its schedule files: a
+replay has to keep the same.
+"""
+
+import json
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+
+from apsched.artifacts.solved_run import RESULT_FILE
+from apsched.errors import InputError
+from apsched.whole_step.keep_request import KEPT_FILE, KeepRequest, keep_request
+
+_ENTRIES = (("keep", "kept"), ("keep_apart", "kept"), ("accumulate", "choice"))
+"""Entries of a result with a choice of parameters, and the key of their names."""
+
+
+def kept_beside(schedules: Iterable[str | PathLike[str]], label: str) -> KeepRequest:
+    """Return the choice of the answers to which ``schedules`` belong: files of ``apsched solve
+    -o``, or their directories. A directory has it in ``result.json``, or without that file in
+    ``kept.txt``; with neither nothing is kept.
+
+    ``label`` is the option that states a choice. ``InputError`` where two answers differ in it.
+    """
+    found: dict[tuple[str, ...], Path] = {}
+    for path in map(Path, schedules):
+        folder = path if path.is_dir() else path.parent
+        found.setdefault(_names_in(folder, label), folder)
+    if len(found) > 1:
+        first, second, *_ = found.values()
+        raise InputError(
+            f"{label}: expected schedules of one answer, found that {first} and {second} keep"
+            f" different parameters; state {label}"
+        )
+    return keep_request(next(iter(found), ()) or None, label)
+
+
+def _names_in(folder: Path, label: str) -> tuple[str, ...]:
+    try:
+        report = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        file = folder / KEPT_FILE
+        return keep_request(file, label).entries if file.is_file() else ()
+    if not isinstance(report, dict):
+        return ()
+    for entry, key in _ENTRIES:
+        names = (report.get(entry) or {}).get(key, [])
+        if names:
+            return tuple(map(str, names))
+    return ()
