@@ -70,8 +70,8 @@ def _of_all_work(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
 
 
 def _of_last_reduction(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
-    caps = at.instance.caps
-    yield tail_bound(at.instance.arrays, at.loose, at.ends, at.costs, caps.max_compute_move)
+    most = at.instance.caps.max_compute_move
+    yield tail_bound(at.instance.arrays, at.loose, at.ends, at.costs, most, at.way)
 
 
 def _weighed_in_any_order(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
@@ -83,10 +83,9 @@ def _along_chain(at: InAnyOrder, best_ticks: int) -> Iterator[TimeBound]:
     busy = max(np.bincount(at.loose.stream, weights=at.loose.work.load))
     if busy < _BUSY * best_ticks:
         return
-    way = longest_way(at.loose)
-    yield chain_bound(at.instance, at.loose, at.ends, way)
-    if not len(on_path_of(at.loose, way)):
-        yield compute_chain_bound(at.instance, at.loose, way)
+    yield chain_bound(at.instance, at.loose, at.ends, at.way)
+    if not len(on_path_of(at.loose, at.way)):
+        yield compute_chain_bound(at.instance, at.loose, at.way)
 
 
 def _of_two_chains(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
@@ -136,7 +135,8 @@ def any_order_bound(instance: Instance, orders: Orders) -> TimeBound:
     costs = costs_of(instance)
     loose = loose_program(instance, orders, costs)
     ends = ends_of(loose, instance.caps.max_compute_move)
-    at = InAnyOrder(instance=instance, loose=loose, ends=ends, costs=costs)
+    way = longest_way(loose)
+    at = InAnyOrder(instance=instance, loose=loose, ends=ends, costs=costs, way=way)
     found: list[TimeBound] = []
     for bounds in ANY_ORDER:
         found += bounds(at, max((b.ticks for b in found), default=0))

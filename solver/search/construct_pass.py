@@ -148,17 +148,8 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
             or in_use + clock[_BYTES_HELD] > memory_cap
         )
         while moved:
-            # wait for reductions that are done, or whose bytes are needed now
-            moved = False
-            while clock[_OUTSTANDING] > 0:
-                short = at_once or last or in_use + clock[_BYTES_HELD] > memory_cap
-                if not short and clock[_FIRST_END] > clock[_CLOCK]:
-                    break
-                for i in range(clock[_OUTSTANDING]):
-                    if short or rows[outstanding[i], FINISH] <= clock[_CLOCK]:
-                        _wait(rows, program, clock, outstanding, outstanding[i])
-                        moved = True
-                        break
+            every = at_once or (last and num_pending == 0)
+            moved = _wait_for_done(rows, program, clock, outstanding, every, memory_cap - in_use)
             for turn in range(2):  # first what the compute order needs
                 kept = 0
                 for i in range(num_pending):
@@ -182,6 +173,13 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                         in_use -= rows[b, FREED]
                     moved = True
                 num_pending = kept
+            if last and not moved:  # wait for what holds a launch up, for the others later
+                awaited = _holding_up(
+                    rows, member_list, after_begin, after_list, bucket_of, pending[:num_pending]
+                )
+                if awaited >= 0:
+                    _wait(rows, program, clock, outstanding, awaited)
+                    moved = True
         for again in range(2):
             # launch gathers in order of need while they want to, may, and fit
             while g >= room_from and next_gather < len(gathers):
@@ -389,6 +387,43 @@ def _first_blocking(
             if rows[bucket_of[after_list[q]], STATUS] != _WAITED:
                 found = bucket_of[after_list[q]]
     return found
+
+
+@compiled
+def _wait_for_done(
+    rows: Ints, program: Ints, clock: Ints, outstanding: Ints, every: bool, room_bytes: int
+) -> bool:
+    """Wait for reductions that are done, or for ``every`` one, or until those left hold no more
+    than ``room_bytes``; return whether it waited.
+    """
+    moved = False
+    while clock[_OUTSTANDING] > 0:
+        short = every or clock[_BYTES_HELD] > room_bytes
+        if not short and clock[_FIRST_END] > clock[_CLOCK]:
+            break
+        for i in range(clock[_OUTSTANDING]):
+            if short or rows[outstanding[i], FINISH] <= clock[_CLOCK]:
+                _wait(rows, program, clock, outstanding, outstanding[i])
+                moved = True
+                break
+    return moved
+
+
+@compiled
+def _holding_up(
+    rows: Ints,
+    member_list: Ints,
+    after_begin: Ints,
+    after_list: Ints,
+    bucket_of: Ints,
+    pending: Ints,
+) -> int:
+    """Return a launched bucket that one of ``pending`` depends on; -1 for none."""
+    for b in pending:
+        found = _first_blocking(rows, member_list, after_begin, after_list, bucket_of, b)
+        if found >= 0 and rows[found, STATUS] == _LAUNCHED:
+            return found
+    return -1
 
 
 @compiled

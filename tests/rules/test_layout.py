@@ -83,7 +83,6 @@ LONG = {
     "benchmarks/calibration/worker.py main": 71,
     "benchmarks/common/case.py _solve": 64,
     "benchmarks/execution/report.py _network": 74,
-    "solver/bounds/any_order/last_reduction.py tail_bound": 65,
     "solver/program/contended_clock.py with_shared_clock": 61,
     "solver/program/evaluate.py live": 82,
     "solver/program/evaluate.py walk": 98,

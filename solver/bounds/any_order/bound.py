@@ -18,7 +18,8 @@ reversed.
     (V7)  buckets weighed along a chain of items that follow each other in every order, as along
          paths where the order is fixed
     (V8)  step time >= compute before the last reduction + its transfer + sum over others of its
-          stream of the lesser of the compute that only they need and their transfer
+          stream of the lesser of the compute that only they need and their transfer; collectives
+          on the path before it are weighed in, as far as compute cannot hide them
     (V9)  stages of compute of two chains on one machine, each with a transfer behind it
     (V10) buckets weighed along a chain of compute nodes; other compute counts that runs before the
          launches and behind the waits of a path
@@ -33,7 +34,7 @@ import numpy as np
 
 from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.instance import Instance
-from apsched.solver.arrays.problem_arrays import ALL_GATHER
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.items import items_of
 from apsched.solver.bounds.any_order.jobs import (
@@ -58,6 +59,8 @@ class InAnyOrder:
     loose: Loose
     ends: Ends
     costs: Costs
+    way: Ints
+    """Items of the longest way, ascending."""
 
 
 def loose_program(instance: Instance, orders: Orders, costs: Costs) -> Loose:

@@ -4,13 +4,21 @@ ready late, against all others of its stream.
 Compute that a later order leaves to the end, to run beside the transfer of the last reduction,
 makes gradients whose own transfers then follow that one on its stream. Either way it costs: before
 the last launch its time on the compute stream, behind it that of its reduction.
+
+Compute may also run where the compute stream would stall for a collective on the path. One node
+runs beside one such transfer at most, as compute on the path stands between two of them: a node
+that takes longer than a transfer hides no more than that. Compute at the end is missing there.
 """
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.jit import compiled
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Ints, ProblemArrays
+from apsched.solver.bounds.any_order.chain import levels, on_path_of
 from apsched.solver.bounds.any_order.heads import mark_ancestors
 from apsched.solver.bounds.any_order.jobs import Ends, Loose
 from apsched.solver.bounds.linear_program import Costs
@@ -20,37 +28,135 @@ _MOST_LAST = 12
 """Reductions tried as the last of each stream."""
 _SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 """Weights tried of the busiest other stream."""
+_STALL_WEIGHTS = np.linspace(0.0, 1.0, 65)
+"""Weights tried of the stalls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stalls:
+    """Transfers on the longest way, one behind the other, that compute may wait for."""
+
+    chain: Ints
+    """(S,) their items."""
+    transfer_ticks: Ints
+    """(S,)"""
+    of_compute: Ints
+    """(m,) most of a compute node that is beside one of them."""
+    of_main: Ints
+    """(C,) most of the launch and the copies of a collective that is beside them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weighed:
+    """Ticks at no weight of the stalls, and the ticks that go with their full weight."""
+
+    ticks: Ints
+    less: Ints
+
+    def at(self, weights: np.ndarray) -> np.ndarray:
+        """Return the ticks at each of ``weights``, one row for each."""
+        found: np.ndarray = self.ticks - np.multiply.outer(weights, self.less)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Last:
+    """One reduction as the last of its stream."""
+
+    stream: int
+    transfer_ticks: float
+    before: _Weighed
+    """(1,) all that runs before its transfer; the transfers of stalls count."""
+    on_stream: _Weighed
+    """(A,) for each other reduction of the stream that may come later the work for it alone."""
+    behind_on_stream: Ints
+    """(A,) least transfer of it behind the last one."""
+    elsewhere: _Weighed
+    """(B,) the same of another stream."""
+    behind_elsewhere: Ints
+
+    def ticks(self, share: float) -> float:
+        """Return (V8), with ``share`` the weight of the other stream, at the best weight of the
+        stalls.
+        """
+        weights = _STALL_WEIGHTS if self.before.less.any() else _STALL_WEIGHTS[:1]
+        found = (
+            self.before.at(weights).sum(axis=1)
+            + (1 - share) * (self.transfer_ticks - 1)
+            + np.minimum(self.on_stream.at(weights), (1 - share) * self.behind_on_stream).sum(
+                axis=1
+            )
+            + np.minimum(self.elsewhere.at(weights), share * self.behind_elsewhere).sum(axis=1)
+        )
+        return float(found.max())
 
 
 def tail_bound(
-    arrays: ProblemArrays, loose: Loose, ends: Ends, costs: Costs, max_move: int | None
+    arrays: ProblemArrays,
+    loose: Loose,
+    ends: Ends,
+    costs: Costs,
+    max_move: int | None,
+    way: Ints,
 ) -> TimeBound:
-    """Return the best bound over reductions that may be the last of their stream, (V8)."""
-    items, compute_ticks = loose.items, loose.compute_ticks
-    reductions = np.nonzero((arrays.kind != ALL_GATHER) & ~loose.on_path)[0]
-    behind = np.minimum(
-        costs.transfer, np.where(arrays.bucketable, costs.slope, costs.transfer)
-    ).astype(np.int64)
-    load = np.bincount(
-        loose.stream[reductions], weights=behind[reductions], minlength=len(loose.streams)
-    )
-    span = items.spread(compute_ticks, loose.work.launch + loose.work.transfer)
-    before, follows = np.zeros(len(items), np.bool_), np.zeros(len(items), np.int64)
+    """Return the best bound over reductions that may be the last of their stream, (V8); ``way`` is
+    the longest one.
+    """
     best = TimeBound(ticks=0, source=BoundSource.COMPUTE)
-    for stream in np.unique(loose.stream[reductions]).tolist():
-        on_stream = reductions[loose.stream[reductions] == stream]
-        others = [
-            s for s in np.argsort(-load, kind="stable").tolist() if s != stream and load[s] > 0
-        ][:1]
-        elsewhere = reductions[np.isin(loose.stream[reductions], others)]
-        owner = owners(
-            items.before_begin, items.before_list, items.of_collective, on_stream, elsewhere
-        )[items.of_compute]
-        late = on_stream[np.argsort(-(ends.head + loose.work.transfer)[on_stream], kind="stable")][
-            :_MOST_LAST
-        ]
-        for last in late.tolist():
-            most = len(compute_ticks) if max_move is None else max_move
+    for last in _lasts(arrays, loose, ends, costs, max_move, _stalls(loose, way)):
+        for share in _SHARES if len(last.behind_elsewhere) else (0.0,):
+            ticks = last.ticks(share) * (1 - 1e-9)
+            if ticks > best.ticks:
+                source = f"compute + tail of group {loose.streams[last.stream]}"
+                best = TimeBound(ticks=int(ticks), source=source)
+    return best
+
+
+def _stalls(loose: Loose, way: Ints) -> _Stalls:
+    items = loose.items
+    chain = on_path_of(loose, way)
+    transfer = items.spread(np.zeros_like(loose.compute_ticks), loose.work.transfer)[chain]
+    most = _longest_beside(*levels(items.before_begin, items.before_list, chain), transfer, chain)
+    main = loose.work.main
+    return _Stalls(
+        chain=chain,
+        transfer_ticks=transfer,
+        of_compute=np.minimum(loose.compute_ticks, most[items.of_compute]),
+        of_main=np.where(most[items.of_collective] > 0, main, 0),  # in pieces, beside several
+    )
+
+
+@compiled
+def _longest_beside(level: Ints, limit: Ints, transfer_ticks: Ints, chain: Ints) -> Ints:
+    """Return for each item the longest transfer that it neither precedes nor follows; 0 for none,
+    and for those of ``chain``.
+    """
+    longest = np.zeros(len(level), np.int64)
+    for j in range(len(level)):
+        for k in range(level[j] + 1, limit[j]):
+            longest[j] = max(longest[j], transfer_ticks[k])
+    for item in chain:
+        longest[item] = 0
+    return longest
+
+
+def _lasts(
+    arrays: ProblemArrays,
+    loose: Loose,
+    ends: Ends,
+    costs: Costs,
+    max_move: int | None,
+    stalls: _Stalls,
+) -> Iterator[_Last]:
+    """Yield the reductions of each stream that can end last."""
+    items = loose.items
+    span = items.spread(loose.compute_ticks, loose.work.launch + loose.work.transfer)
+    before, follows = np.zeros(len(items), np.bool_), np.zeros(len(items), np.int64)
+    most = len(loose.compute_ticks) if max_move is None else max_move
+    for pair in _pairs(arrays, loose, costs):
+        end = (ends.head + loose.work.transfer)[pair.on_stream]
+        late = pair.on_stream[np.argsort(-end, kind="stable")]
+        for last in late[:_MOST_LAST].tolist():
             mark_ancestors(
                 items.before_begin,
                 items.before_list,
@@ -61,33 +167,68 @@ def tail_bound(
                 before,
                 follows,
             )
-            done = before[items.of_compute]
-            item_before = before[items.of_collective]
-            own = np.bincount(
-                owner[~done & (owner >= 0)],
-                weights=compute_ticks[~done & (owner >= 0)],
-                minlength=len(item_before),
-            )
-            sooner = own.astype(np.int64) + loose.work.main
-            run = int(compute_ticks[done].sum()) + int(
-                loose.work.main[item_before].sum() + loose.work.main[last]
-            )
-            open_on_stream, open_elsewhere = (
-                on_stream[~item_before[on_stream] & (on_stream != last)],
-                elsewhere[~item_before[elsewhere]],
-            )
-            for share in _SHARES if len(elsewhere) else (0.0,):
-                ticks = run + (1 - share) * (float(costs.transfer[last]) - 1)
-                ticks += (
-                    np.minimum(sooner, (1 - share) * behind)[open_on_stream].sum()
-                    + np.minimum(sooner, share * behind)[open_elsewhere].sum()
-                )
-                if ticks * (1 - 1e-9) > best.ticks:
-                    best = TimeBound(
-                        ticks=int(ticks * (1 - 1e-9)),
-                        source=f"compute + tail of group {loose.streams[stream]}",
-                    )
-    return best
+            yield _last(loose, stalls, pair, before, last, float(costs.transfer[last]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pair:
+    """The reductions of a stream, and those of the busiest other stream."""
+
+    stream: int
+    on_stream: Ints
+    elsewhere: Ints
+    owner: Ints
+    """(m,) of each compute node one of them that it comes before; -1 for none."""
+    behind: Ints
+    """(C,) least transfer behind another reduction of the stream."""
+
+
+def _pairs(arrays: ProblemArrays, loose: Loose, costs: Costs) -> Iterator[_Pair]:
+    items = loose.items
+    reductions = np.nonzero((arrays.kind != ALL_GATHER) & ~loose.on_path)[0]
+    stream_of = loose.stream[reductions]
+    behind = np.minimum(
+        costs.transfer, np.where(arrays.bucketable, costs.slope, costs.transfer)
+    ).astype(np.int64)
+    load = np.bincount(stream_of, weights=behind[reductions], minlength=len(loose.streams))
+    busiest = [s for s in np.argsort(-load, kind="stable").tolist() if load[s] > 0]
+    for stream in np.unique(stream_of).tolist():
+        on_stream = reductions[stream_of == stream]
+        others = [s for s in busiest if s != stream][:1]
+        elsewhere = reductions[np.isin(stream_of, others)]
+        owner = owners(
+            items.before_begin, items.before_list, items.of_collective, on_stream, elsewhere
+        )[items.of_compute]
+        yield _Pair(
+            stream=stream, on_stream=on_stream, elsewhere=elsewhere, owner=owner, behind=behind
+        )
+
+
+def _last(
+    loose: Loose, stalls: _Stalls, pair: _Pair, before: Bools, last: int, transfer_ticks: float
+) -> _Last:
+    """Return the reduction ``last`` of ``pair``; the items ``before`` come before it."""
+    compute_ticks, main, owner = loose.compute_ticks, loose.work.main, pair.owner
+    run, done = before[loose.items.of_compute], before[loose.items.of_collective]
+    own = ~run & (owner >= 0)
+    sooner, less = (
+        np.bincount(owner[own], weights=ticks[own], minlength=len(main)).astype(np.int64) + of_main
+        for ticks, of_main in ((compute_ticks, main), (stalls.of_compute, stalls.of_main))
+    )
+    launched = done | (np.arange(len(done)) == last)
+    ahead = compute_ticks[run].sum() + main[launched].sum()
+    beside = stalls.of_compute[run].sum() + stalls.of_main[launched].sum()
+    waits = stalls.transfer_ticks[before[stalls.chain]].sum()
+    later, other = pair.on_stream[~launched[pair.on_stream]], pair.elsewhere[~done[pair.elsewhere]]
+    return _Last(
+        stream=pair.stream,
+        transfer_ticks=transfer_ticks,
+        before=_Weighed(ticks=np.array([ahead]), less=np.array([beside - waits])),
+        on_stream=_Weighed(ticks=sooner[later], less=less[later]),
+        behind_on_stream=pair.behind[later],
+        elsewhere=_Weighed(ticks=sooner[other], less=less[other]),
+        behind_elsewhere=pair.behind[other],
+    )
 
 
 @compiled

@@ -118,3 +118,19 @@ def test_bytes_by_blocks_are_bytes_node_by_node(seed: int) -> None:
         limit = int(rng.choice((plain.max() - 1, plain.max(), int(np.median(plain)))))
         above = [k for k in range(first, past) if plain[k] > limit]
         assert _last_above(used, added, most, first, past, limit) == max(above, default=-1)
+
+
+def test_at_the_end_launches_come_before_waits_for_others() -> None:
+    """A reduction of 200 ticks, launched at 100, does not hold up an all-reduce of 20 ticks on
+    another stream, ready at 110, and the reduction that follows it.
+    """
+    hand = ByHand(prices={"reduce_scatter": line(100, 100), "all_reduce": line(20)})
+    x = hand.compute("c0", 100, hand.input("x", 512), size=KIB)
+    first = hand.start("reduce_scatter", "rs0", x, KIB, 512)
+    y = hand.compute("c1", 10, x, size=512)
+    summed = hand.wait("w1", hand.start("all_reduce", "ar", y, 512, 512, group="tp"))
+    second = hand.start("reduce_scatter", "rs1", summed, 512, 256)
+    problem = hand.output(hand.wait("w0", first), hand.wait("w2", second))
+    launched, figures = laid_out(problem, Caps())
+    assert launched == [1, 2, 2]
+    assert figures.step_time_ticks == 100 + 200 + 150
