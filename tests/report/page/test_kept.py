@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def test_the_section_has_every_choice_and_what_is_kept(solved: SolvedRun, direct
         assert f"<td>≥ {show_us(choice['bound_us'])}</td>" in row
         assert "<td>not solved</td>" in row
     assert f"<b>{len(keep['kept'])} of {len(keep['parameters'])}</b>" in page
+    assert "backend(budget=0.0, keep='auto')" in unescape(page)
     assert page.count("<h3>Memory against step time</h3>") == 1
     assert "kept from forward to backward up to" in page
 
