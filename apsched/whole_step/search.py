@@ -260,16 +260,20 @@ class _Search:
             look([_between(ends, *sorted((best, k))) for k in self._sides(known, best)])
 
     def _sides(self, known: Mapping[int, float], best: int) -> list[int]:
-        """Return the neighbours of ``best`` towards which a faster prefix may lie: none where it is
-        the shortest or the longest of all, as time is then expected to rise with the distance, and
-        none that is about as fast.
+        """Return the neighbours of ``best`` towards which a faster prefix may lie: those that do
+        not fit, and those on both sides that are noticeably slower. From the shortest or the
+        longest prefix of all, time is expected to rise with the distance.
         """
         sides = (
             max((k for k in known if k < best), default=None),
             min((k for k in known if k > best), default=None),
         )
         found = [k for k in sides if k is not None]
-        return [k for k in found if not self._is_near(known[k], 0.5)] if len(found) == 2 else []
+        return [
+            k
+            for k in found
+            if known[k] == _NEVER or (len(found) == 2 and not self._is_near(known[k], 0.5))
+        ]
 
     def _is_near(self, ticks: float, share: float = 1.0) -> bool:
         """Return whether a step time is within ``share`` of the time slack of the best."""

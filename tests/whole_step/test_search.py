@@ -238,6 +238,28 @@ def test_the_search_is_near_the_best_choice_and_solves_few(seed: int) -> None:
     assert all(any(p <= peak and t <= ticks for p, t in frontier) for peak, ticks in fitting)
 
 
+@pytest.mark.parametrize(
+    ("with_rows", "excluded", "solved"), [(True, {"last_block"}, 2), (False, set(), 4)]
+)
+def test_where_all_fit_few_choices_are_solved(
+    with_rows: bool, excluded: set[str], solved: int
+) -> None:
+    """Bounds exclude the last block. Where they are loose, it is solved, and one shorter prefix,
+    which is slower.
+    """
+    parameters = tuple(parameter(f"layers.{k // 2}.w{k % 2}", 10**6, 11 - k) for k in range(12))
+    step = MadeUpStep(
+        parameters=parameters, saves={p.name: 5 * 10**4 for p in parameters}, room=10**9
+    )
+    bound = replace(step.bound(), kept_ticks=9 * 10**5)
+    bound = bound if with_rows else replace(bound, rows=())
+    answer = search_choices(step, [bound])  # type: ignore[arg-type]
+    assert answer.best.kept == {p.name for p in parameters}
+    assert answer.excluded.keys() == excluded
+    assert answer.baselines.keys() == {"none", "all", "last_block"} - excluded
+    assert len(step.solved) == solved
+
+
 @pytest.mark.parametrize("room", [0.05, 0.11, 0.2, 0.5, 1.2])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_search_is_near_the_best_choice_with_nodes(seed: int, room: float) -> None:
