@@ -252,7 +252,8 @@ def test_where_all_fit_few_choices_are_solved(
         parameters=parameters, saves={p.name: 5 * 10**4 for p in parameters}, room=10**9
     )
     bound = replace(step.bound(), kept_ticks=9 * 10**5)
-    bound = bound if with_rows else replace(bound, rows=())
+    if not with_rows:
+        bound = replace(bound, rows=(("none", 0.0, (0.0,) * 12),))
     answer = search_choices(step, [bound])  # type: ignore[arg-type]
     assert answer.best.kept == {p.name for p in parameters}
     assert answer.excluded.keys() == excluded
