@@ -93,10 +93,13 @@ def climbed(task: Task, like: Scored | None = None) -> "Climb":
         enough_as_captured_ticks=near_enough(at_least, left),
     )
     caps_below = rungs(at.instance, at.floor.peak_bytes)
-    task.report.use.planned = search.evaluations * (1 + len(caps_below))
+    cap = at.instance.caps.memory_cap_bytes
+    every = rungs(at.instance.without_memory_cap(), at.floor.peak_bytes)
+    is_loose = cap is not None and caps_below == every
+    task.report.use.planned = search.evaluations * (1 + len(caps_below) + is_loose)
     if like is not None:
         search.try_buckets(like.schedule.buckets)
-    climb(caps_below, at.instance.caps.memory_cap_bytes, search)
+    climb(caps_below, cap, search, is_loose=is_loose)
     return search
 
 

@@ -3,8 +3,9 @@ far as these are below the stated cap, and then the stated cap.
 
 The search under each cap also starts from the schedules found under the caps before. So the work
 under a cap of the sequence is a part of the work under any looser cap, whose schedule is never
-slower. All found schedules stand on one front of step time and peak, from which the second
-objective takes its schedule.
+slower. A cap above the whole sequence starts from a search without a cap: one that may not pass
+through schedules that do not fit finds less. All found schedules stand on one front of step time
+and peak, from which the second objective takes its schedule.
 """
 
 from collections.abc import Sequence
@@ -35,9 +36,12 @@ class Climber(Protocol):
         """Whether nothing within the cap can be noticeably faster."""
 
 
-def climb(caps_below: Sequence[int], cap_bytes: int | None, climber: Climber) -> None:
+def climb(
+    caps_below: Sequence[int], cap_bytes: int | None, climber: Climber, *, is_loose: bool = False
+) -> None:
     """Let ``climber`` search under ``caps_below``, ascending, until it is done or more memory gains
-    nothing, and then under ``cap_bytes``.
+    nothing, and then under ``cap_bytes``; if that ``is_loose``, first without a cap, which is
+    enough where the fastest fits.
     """
     last, flat = None, 0
     for rung in caps_below:
@@ -50,6 +54,10 @@ def climb(caps_below: Sequence[int], cap_bytes: int | None, climber: Climber) ->
             last = fastest
         if flat >= _FLAT:
             break
+    if is_loose:
+        climber.under(None)
+        if climber.fastest_ticks(None) == climber.fastest_ticks(cap_bytes):
+            return
     climber.under(cap_bytes)
 
 

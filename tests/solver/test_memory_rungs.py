@@ -56,6 +56,18 @@ def test_a_looser_memory_cap_is_never_slower_than_one_of_the_sequence(seed: int,
 
 
 @pytest.mark.parametrize("seed", range(6))
+def test_a_cap_that_the_fastest_without_a_cap_fits_is_no_slower(seed: int) -> None:
+    """Though search without a cap passes through schedules that do not fit it."""
+    problem = problem_of(seed)
+    free = solved(problem, None, 0, 0.0)
+    assert free.best is not None
+    cap = 3 * max(free.best.peak_memory_bytes, sequence(problem, 0)[-1]) // 2  # peaks sink at last
+    within = solved(problem, cap, 0, 0.0)
+    assert within.best is not None
+    assert within.best.step_time_ticks <= free.fastest_ticks
+
+
+@pytest.mark.parametrize("seed", range(6))
 def test_no_cap_of_the_sequence_shows_a_schedule_within_the_slack_that_needs_much_less(
     seed: int,
 ) -> None:
@@ -129,8 +141,12 @@ def test_the_work_under_a_cap_is_a_part_of_that_under_a_looser_one(seed: int) ->
     assert caps == tuple(sorted(set(caps)))
     assert len(caps) == 3
 
+    needed = 0
+
     class Looked:
-        """A search in which each cap makes the step shorter, up to a number of them."""
+        """A search in which each cap makes the step shorter, up to a number of them; the fastest
+        takes the ``needed`` bytes.
+        """
 
         def __init__(self, most: int) -> None:
             self.at: list[int | None] = []
@@ -140,18 +156,23 @@ def test_the_work_under_a_cap_is_a_part_of_that_under_a_looser_one(seed: int) ->
             self.at.append(cap_bytes)
 
         def fastest_ticks(self, cap_bytes: int | None) -> int | None:
-            return 10**6 - 1000 * min(len(self.at), self.most)
+            more = 1 if cap_bytes is not None and cap_bytes < needed else 0
+            return 10**6 - 1000 * min(len(self.at), self.most) + more
 
         def is_done(self, cap_bytes: int | None) -> bool:
             return False
 
-    def looked(cap_bytes: int | None, most: int) -> list[int | None]:
+    def looked(cap_bytes: int | None, most: int, *, is_loose: bool = False) -> list[int | None]:
         climber = Looked(most)
         below = rungs(Instance.of(problem, Caps(memory_cap_bytes=cap_bytes)), caps[0])
-        climb(below, cap_bytes, climber)
+        climb(below, cap_bytes, climber, is_loose=is_loose)
         return climber.at
 
     assert looked(None, 100) == [*caps, None]
     assert looked(caps[2], 100) == [*caps[:2], caps[2]]
     assert looked(caps[1] + 1, 100) == [*caps[:2], caps[1] + 1]
     assert looked(None, 1) == [*caps[:3], None]  # two caps that gain nothing
+    loose = caps[2] + 10
+    assert looked(loose, 100, is_loose=True) == [*caps, None]
+    needed = loose + 1
+    assert looked(loose, 100, is_loose=True) == [*caps, None, loose]
