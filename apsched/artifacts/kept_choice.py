@@ -41,10 +41,9 @@ def _names_in(folder: Path, label: str) -> tuple[str, ...]:
     except (OSError, ValueError):
         file = folder / KEPT_FILE
         return keep_request(file, label).entries if file.is_file() else ()
-    if not isinstance(report, dict):
-        return ()
     for entry, key in _ENTRIES:
-        names = (report.get(entry) or {}).get(key, [])
-        if names:
+        step = report.get(entry) if isinstance(report, dict) else None
+        names = step.get(key) if isinstance(step, dict) else None
+        if isinstance(names, list) and names:
             return tuple(map(str, names))
     return ()

@@ -29,6 +29,8 @@ def answer(folder: Path, report: object = None, kept: str | None = None) -> Path
         ({"keep_apart": {"kept": ["a.w"]}}, None, ("a.w",)),
         ({"accumulate": {"choice": ["a.w @sum"]}}, None, ("a.w @sum",)),
         ([], None, ()),
+        ({"keep": ["a.w"]}, None, ()),
+        ({"keep": {"kept": "a.w"}}, None, ()),
     ],
 )
 def test_a_file_and_its_directory_have_the_choice(

@@ -116,7 +116,9 @@ def _stalls(loose: Loose, way: Ints) -> _Stalls:
     items = loose.items
     chain = on_path_of(loose, way)
     transfer = items.spread(np.zeros_like(loose.compute_ticks), loose.work.transfer)[chain]
-    most = _longest_beside(*levels(items.before_begin, items.before_list, chain), transfer, chain)
+    level, limit = levels(items.before_begin, items.before_list, chain)
+    most = _largest_between(transfer, level + 1, limit)
+    most[chain] = 0
     main = loose.work.main
     return _Stalls(
         chain=chain,
@@ -126,18 +128,19 @@ def _stalls(loose: Loose, way: Ints) -> _Stalls:
     )
 
 
-@compiled
-def _longest_beside(level: Ints, limit: Ints, transfer_ticks: Ints, chain: Ints) -> Ints:
-    """Return for each item the longest transfer that it neither precedes nor follows; 0 for none,
-    and for those of ``chain``.
+def _largest_between(values: Ints, begin: Ints, end: Ints) -> Ints:
+    """Return the largest of ``values[begin:end]`` for each pair of places; 0 where there is none.
+    Two ranges of a power of two cover each.
     """
-    longest = np.zeros(len(level), np.int64)
-    for j in range(len(level)):
-        for k in range(level[j] + 1, limit[j]):
-            longest[j] = max(longest[j], transfer_ticks[k])
-    for item in chain:
-        longest[item] = 0
-    return longest
+    rows = [values]  # row k: the largest of 2**k values from each place on
+    while 2 ** len(rows) <= len(values):
+        half = 2 ** (len(rows) - 1)
+        rows.append(np.maximum(rows[-1][:-half], rows[-1][half:]))
+    found = np.zeros(len(begin), dtype=np.int64)
+    for k, row in enumerate(rows):
+        these = np.nonzero((end - begin) // 2**k == 1)[0]
+        found[these] = np.maximum(row[begin[these]], row[end[these] - 2**k])
+    return found
 
 
 def _lasts(

@@ -362,6 +362,14 @@ def test_no_tail_is_above_the_optimum(max_move: int | None) -> None:
     assert close >= 2
 
 
+def test_the_largest_value_between_two_places() -> None:
+    for size in range(20):
+        values = np.random.default_rng(size).integers(1, 99, size)
+        begin, end = np.indices((size + 1, size + 1)).reshape(2, -1)
+        expected = [max(values[a:b], default=0) for a, b in zip(begin, end, strict=True)]
+        assert last_reduction._largest_between(values, begin, end).tolist() == expected
+
+
 @pytest.mark.parametrize("max_move", [None, 2])
 def test_no_tail_with_stalls_is_above_the_optimum(
     max_move: int | None, monkeypatch: pytest.MonkeyPatch
