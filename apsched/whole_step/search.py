@@ -113,7 +113,8 @@ def solve_choice(step: Step, request: KeepRequest, label: str = "--keep") -> Ste
 
 
 def solve_step(step: Step) -> StepAnswer:
-    """Return the fastest choice found, never slower than one that people make and that fits.
+    """Return the fastest choice found, never slower than one that people make and that fits: each
+    of these is solved, or excluded by its bound, as far as :attr:`StepAnswer.bound` holds.
 
     If none fits, ``best`` is that with all gathered again, without a schedule. Of choices whose
     step times differ by less than the time slack the one with the lowest peak is taken, as long as
