@@ -3,7 +3,7 @@
 A gather is launched as soon as its want slot is reached and memory allows it all the way to its
 need; otherwise at its need. A reduction is launched when its inputs are ready and waited for when
 it is done, or earlier where the bytes it holds, or its result, are needed. Behind the last compute
-node all launches come first, and only what holds one up is waited for before that.
+node all launches come first; only a collective that holds one up is waited for before that.
 
 Thousands of passes make a search, so a slot where nothing happens costs next to nothing, and so
 does a gather that memory holds back: bytes in use behind the pass only grow, so it is not looked at
