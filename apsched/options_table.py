@@ -415,12 +415,12 @@ OPTIONS: tuple[Option, ...] = (
         group="whole step",
         unit=Unit.TEXT,
         metavar="WHICH",
-        default="none",
         help=(
             "parameters kept from forward to backward, not gathered again: none, all, auto (the"
             " fastest choice that fits, forward and backward together) or a file with a name or"
             " regular expression a line, with @node behind it to reshard the parameter in its node"
-            " (default: none)"
+            " (default: auto in solve and explain, where forward and backward are solved and both"
+            " gather parameters; else none)"
         ),
     ),
     Option(
@@ -432,7 +432,7 @@ OPTIONS: tuple[Option, ...] = (
         parse=partial(parse_count, least=2),
         help=(
             "solve a step of N micro-batches in a row: parameters gathered once or N times, and"
-            " gradients reduced once or N times; with --keep auto, all or a file"
+            " gradients reduced once or N times; not with --keep none"
         ),
     ),
     Option(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from apsched.pipeline.solve_graph import SolveRequest
     from apsched.pipeline.sources import SourceRequest
     from apsched.problem.plan.rules import Plan
+    from apsched.whole_step.keep_request import KeepRequest
 
 
 def stated(args: argparse.Namespace, name: str) -> Any:
@@ -73,7 +74,7 @@ def micro_batches_in_a_row(args: argparse.Namespace, which: str) -> int:
     if args.keep == NONE:
         raise InputError(
             "--accumulate: expected a choice of the parameters that micro-batches share, found"
-            " --keep none (the default); choose --keep auto, --keep all or --keep with a file"
+            " --keep none; leave it out, or choose --keep auto, --keep all or --keep with a file"
         )
     if which != "both":
         raise InputError(
@@ -83,9 +84,22 @@ def micro_batches_in_a_row(args: argparse.Namespace, which: str) -> int:
     return int(num_micro_batches)
 
 
-def solve_request(args: argparse.Namespace) -> "SolveRequest":
-    """Return all that is requested of a solve; a plan with ``--buckets`` depends on the graphs
-    (:func:`with_buckets`).
+def kept_parameters(args: argparse.Namespace, which: str) -> "KeepRequest":
+    """Return the request for kept parameters; ``which`` are the graphs that are wanted.
+
+    Left out, it is ``auto`` for forward and backward of one step, as far as they have such a
+    choice; ``none`` for a single graph and for the MILP, which solves each graph alone.
+    """
+    from apsched.whole_step.keep_request import DEFAULT, keep_request
+
+    if args.keep is not None or which != "both" or getattr(args, "solver", "cp-sat") != "cp-sat":
+        return keep_request(args.keep)
+    return DEFAULT
+
+
+def solve_request(args: argparse.Namespace, keep: "KeepRequest | None" = None) -> "SolveRequest":
+    """Return all that is requested of a solve, with the parameters ``keep`` kept, by default those
+    that ``--keep`` states; a plan with ``--buckets`` depends on the graphs (:func:`with_buckets`).
     """
     from apsched.pipeline.solve_graph import SolveRequest
     from apsched.problem.plan.apply import check_chooses_kept
@@ -97,7 +111,7 @@ def solve_request(args: argparse.Namespace) -> "SolveRequest":
     limits = (option for option in CAPS if option.unit is not Unit.MEMORY_CAP)
     stated_plan = stated(args, "plan")
     plan = Plan() if stated_plan is None else load_plan(stated_plan)
-    plan = plan_for(plan, keep_request(getattr(args, "keep", None)))
+    plan = plan_for(plan, keep or keep_request(getattr(args, "keep", None)))
     check_chooses_kept(plan)  # before anything is captured
     return SolveRequest(
         caps=Caps(

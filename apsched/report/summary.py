@@ -8,14 +8,12 @@ from typing import Any, TextIO
 from apsched.names import first_name
 from apsched.pipeline.assumptions import assumed_json
 from apsched.pipeline.device_memory import account_json
-from apsched.pipeline.rate import StepRate
 from apsched.pipeline.result import Result
 from apsched.problem.contention import contention_json
 from apsched.problem.plan.rules import digest
 from apsched.problem.second_group import second_groups
 from apsched.quantities import show_bytes, show_us
 from apsched.report.answer.account import account_table
-from apsched.report.answer.first import first_lines
 from apsched.report.assumed_sizes import assumed_text
 from apsched.report.binding import binds_line, path_json
 from apsched.report.robustness import robustness_json, robustness_line, robustness_table
@@ -385,30 +383,27 @@ def _check_lines(result: Result) -> list[str]:
     return lines
 
 
+def print_first(lines: Iterable[str], stdout: TextIO) -> None:
+    """Print the summary of the step (:func:`apsched.report.answer.first.first_lines`)."""
+    out = console(stdout)
+    for line in lines:
+        out.print(line, markup=False)
+    out.print()
+
+
 def print_solved(
     results: Sequence[Result],
     written: Sequence[Path],
     notes: Sequence[str],
     stdout: TextIO,
     *,
-    rate: StepRate | None,
     metrics: bool,
     rewritten: bool,
-    whole_step: bool = True,
-    may_keep: bool = False,
 ) -> None:
-    """Print the summary of the step, then the account of the device's memory, the table, the
-    certificates (with ``metrics`` by direction, group and kind, too), and the written files.
-
-    ``rate``: tokens and operations of the step; ``rewritten``: the source had FX graphs;
-    ``whole_step``: these are the graphs of one step, each of which runs once; ``may_keep``: the
-    choice of kept parameters was not requested, and can be.
+    """Print the account of the device's memory, the table, the certificates (with ``metrics`` by
+    direction, group and kind, too), and the written files. ``rewritten``: the source had FX graphs.
     """
     out = console(stdout)
-    if whole_step:
-        for line in first_lines(results, rate, may_keep=may_keep):
-            out.print(line, markup=False)
-        out.print()
     if (account := account_table(results)) is not None:
         out.print(account)
         out.print()

@@ -64,6 +64,8 @@ class KeepRequest:
     """``none``, ``all``, ``auto``, or ``names``."""
     entries: tuple[str, ...] = ()
     """Names and regular expressions, of ``names``."""
+    is_default: bool = False
+    """Whether nothing is stated: where a step has no such choice, none is made."""
 
     def chosen(self, names: Sequence[str], label: str = "--keep") -> Choice:
         """Return those of ``names`` that are kept; of ``auto`` none is known. ``names`` are the
@@ -89,6 +91,10 @@ class KeepRequest:
         found = Choice(name for entry in self.entries for name in _fits(entry, names))
         whole = {name_of(entry) for entry in found if mark_of(entry) == SUM}
         return found - {*map(in_node, found), *(marked(name, SUM_SHARDS) for name in whole)}
+
+
+DEFAULT = KeepRequest(mode=AUTO, is_default=True)
+"""The request of a step about which nothing is stated."""
 
 
 def kept_in_joint_graph(

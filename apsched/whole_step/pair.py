@@ -237,6 +237,16 @@ def pair_of(graphs: Iterable[LoadedGraph], label: str = "keep") -> Graphs:
     return graphs[0], graphs[1]
 
 
+def may_keep(graphs: Sequence[LoadedGraph]) -> bool:
+    """Return whether ``graphs`` are forward and backward, with FX graphs, and both gather a
+    parameter.
+    """
+    names = [direction_named(graph.problem.name) for graph in graphs]
+    if names != ["forward", "backward"] or any(graph.captured is None for graph in graphs):
+        return False
+    return bool(parameters_of((graphs[0], graphs[1])))
+
+
 def parameters_of(graphs: Graphs, backward: Problem | None = None) -> tuple[Parameter, ...]:
     """Return the parameters that both graphs gather; ``backward`` is the problem whose collectives
     they name, by default that of ``graphs``.

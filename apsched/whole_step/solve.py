@@ -16,7 +16,7 @@ from apsched.whole_step.accumulation import Accumulation
 from apsched.whole_step.accumulation_search import AccumulationAnswer, solve_accumulation
 from apsched.whole_step.choices import NONE
 from apsched.whole_step.keep_request import AUTO, KeepRequest
-from apsched.whole_step.pair import Step, pair_of, parameters_of, with_kept
+from apsched.whole_step.pair import Step, may_keep, pair_of, parameters_of, with_kept
 from apsched.whole_step.search import StepAnswer, solve_choice, solve_step
 
 Answer = StepAnswer | AccumulationAnswer
@@ -40,11 +40,12 @@ def solve_graphs(
     num_micro_batches: int = 1,
 ) -> SolvedGraphs:
     """Return all graphs solved: each alone without a request for kept parameters, else as one step,
-    of ``num_micro_batches`` in a row.
+    of ``num_micro_batches`` in a row. The default is one step where ``graphs`` have a choice.
 
     ``graphs`` are under the plan of ``request`` already.
     """
-    if keep.mode == NONE:
+    by_default = keep.is_default and num_micro_batches == 1 and not request.plan.decides_kept
+    if keep.mode == NONE or (by_default and not may_keep(graphs)):
         alone = tuple(solve_graph(graph, request, progress) for graph in graphs)
         return SolvedGraphs(graphs=tuple(graphs), results=alone)
     step = Step.of(graphs, request, progress)

@@ -10,6 +10,7 @@ from apsched.cli.arguments import add_groups, add_json, add_source, add_verb
 from apsched.cli.options import (
     cost_choice,
     direction,
+    kept_parameters,
     micro_batches_in_a_row,
     solve_request,
     source_request,
@@ -58,12 +59,12 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.report.summary import graph_json
     from apsched.report.table import print_json
     from apsched.whole_step.faster_reduction import with_faster_reduction
-    from apsched.whole_step.keep_request import keep_request, kept_in_joint_graph, stated_choice
+    from apsched.whole_step.keep_request import kept_in_joint_graph, stated_choice
     from apsched.whole_step.solve import solve_graphs, step_apart
 
     where = source_request(args), cost_choice(args), direction(args)
-    request = solve_request(args)
-    keep = keep_request(args.keep)
+    keep = kept_parameters(args, where[-1])
+    request = solve_request(args, keep)
     num_micro_batches = micro_batches_in_a_row(args, where[-1])
     progress = Progress()
     begin_to_compile(progress)

@@ -15,6 +15,7 @@ from apsched.cli.arguments import (
 from apsched.cli.options import (
     cost_choice,
     direction,
+    kept_parameters,
     micro_batches_in_a_row,
     out_dir,
     request_with_buckets,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from apsched.errors import ApschedError
     from apsched.pipeline.load import LoadedGraph
     from apsched.pipeline.rate import StepRate
+    from apsched.pipeline.result import Result
+    from apsched.whole_step.keep_request import KeepRequest
     from apsched.whole_step.search import StepAnswer
     from apsched.whole_step.solve import Answer, SolvedGraphs
 
@@ -88,16 +91,16 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.pipeline.steps import with_torch_schedulers
     from apsched.pipeline.what_fits import what_fits
     from apsched.progress import Progress
-    from apsched.report.summary import print_solved, report_json
+    from apsched.report.summary import print_first, print_solved, report_json
     from apsched.report.table import print_json
     from apsched.whole_step.along_caps import frontier
     from apsched.whole_step.faster_reduction import with_faster_reduction
-    from apsched.whole_step.keep_request import keep_request, kept_in_joint_graph, stated_choice
+    from apsched.whole_step.keep_request import kept_in_joint_graph, stated_choice
     from apsched.whole_step.solve import solve_graphs, step_apart
 
     where = source_request(args), cost_choice(args), direction(args)
-    request = solve_request(args)
-    keep = keep_request(args.keep)
+    keep = kept_parameters(args, where[-1])
+    request = solve_request(args, keep)
     num_caps = _num_caps(args, keep.mode, where[-1])
     num_micro_batches = micro_batches_in_a_row(args, where[-1])
     check_writable(out_dir(args, "."))
@@ -137,7 +140,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         lost: list[ApschedError] = []
         for k, graph in enumerate(graphs):
             results[k] = add_files(graph, results[k], files, lost, progress)
-    report = report_json(args.source, source.cluster, results, stated_options(vars(args)))
+    options = stated_options(vars(args) | _choice_by_default(keep, solved))
+    report = report_json(args.source, source.cluster, results, options)
     _add_step(report, files, again, solved, apart, along)
     report |= {"reduce": asdict(reduction)} if reduction is not None else {}
     replaced = replaced_run(target, args.source, report["options"])
@@ -147,17 +151,16 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         print_json(stdout, **report)
     else:
         has_graphs = all(graph.captured is not None for graph in graphs)
+        if num_micro_batches == 1:
+            print_first(_first_lines(solved, results, source.rate), stdout)
         _print_step(solved, apart, along, source.rate, stdout)
         print_solved(
             results,
             written,
             (*source.notes, *([replaced] if replaced else [])),
             stdout,
-            rate=source.rate,
             metrics=args.metrics,
             rewritten=has_graphs,
-            whole_step=num_micro_batches == 1,
-            may_keep=solved.answer is None and has_graphs,
         )
     _raise_lost(lost, unwritten)
 
@@ -203,6 +206,31 @@ def _add_step(
     for chosen in (answer, apart):
         if chosen is not None:
             files[KEPT_FILE] = kept_file(chosen.best.kept)
+
+
+def _choice_by_default(keep: "KeepRequest", solved: "SolvedGraphs") -> dict[str, Any]:
+    """Return the option that states the choice of kept parameters that was made by default."""
+    return {"keep": keep.mode} if keep.is_default and solved.answer is not None else {}
+
+
+def _first_lines(
+    solved: "SolvedGraphs", results: "Sequence[Result]", rate: "StepRate | None"
+) -> tuple[str, ...]:
+    """Return the summary of the step, with its bound and its choice where it has one."""
+    from apsched.report.answer.first import first_lines
+    from apsched.report.answer.whole_step import choice_of_less_memory
+    from apsched.units import ticks_to_us
+    from apsched.whole_step.search import StepAnswer
+
+    answer = solved.answer
+    if not isinstance(answer, StepAnswer):
+        return first_lines(results, rate)
+    return first_lines(
+        results,
+        rate,
+        bound_us=ticks_to_us(answer.bound.ticks),
+        suggestion=choice_of_less_memory(answer),
+    )
 
 
 def _print_step(

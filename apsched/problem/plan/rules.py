@@ -187,6 +187,11 @@ class Plan:
     """Whether it is for a solve that chooses the kept parameters: other solves refuse such rules.
     """
 
+    @property
+    def decides_kept(self) -> bool:
+        """Whether a rule is about kept parameters."""
+        return any(rule.keep is not None for rule in self.rules)
+
 
 def digest(rules: Iterable[str]) -> str:
     """Return a short digest of the rules of a plan, as text: equal rules, equal digest."""

@@ -3,12 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from apsched.kinds import CollectiveKind
-from apsched.names import direction_named
 from apsched.pipeline.load import JOINT
 from apsched.pipeline.rate import StepRate
 from apsched.pipeline.result import Result
-from apsched.problem.problem import Problem
 from apsched.quantities import show_bytes, show_us
 from apsched.schedule.result import AS_CAPTURED, Score
 from apsched.units import ticks_to_us
@@ -17,23 +14,27 @@ _WIDTH = 78
 _LARGE_LAUNCH_BYTES = 4 * 2**30
 _SMALLEST_GAIN = 0.005
 """Smaller possible gains are not suggested."""
-_SLOWER, _LESS_MEMORY = 0.02, 0.1
-"""A baseline is suggested that is at most so much slower and needs at least so much less memory."""
-_LONG_WAIT = 0.02
-"""Share of the step that backward waits for collectives, from which on it is suggested to keep
-parameters."""
+SLOWER, LESS_MEMORY = 0.02, 0.1
+"""A baseline or a choice is suggested that is at most so much slower and needs at least so much less
+memory."""
 _KNEE_SLOWER = 0.1
 """The knee is suggested where it is at most so much slower."""
 
 
 def first_lines(
-    results: Sequence[Result], rate: StepRate | None, *, may_keep: bool = False
+    results: Sequence[Result],
+    rate: StepRate | None,
+    *,
+    bound_us: float | None = None,
+    suggestion: str = "",
 ) -> tuple[str, ...]:
     """Return the summary of a step whose graphs all have a schedule, in lines of 80 columns or
-    fewer; ``may_keep``: the choice of kept parameters was not requested, and can be.
+    fewer. ``bound_us`` is the bound on the step where it is not that of its graphs,
+    ``suggestion`` an option about the whole step that may be worth a try.
     """
     step_us = sum(result.step_time_us or 0.0 for result in results)
-    bound_us = sum(result.bound_us for result in results)
+    if bound_us is None:
+        bound_us = sum(result.bound_us for result in results)
     gap = (step_us - bound_us) / step_us if step_us else 0.0
     names = " + ".join(result.problem.name for result in results)
     parts = " + ".join(show_us(result.step_time_us or 0.0) for result in results)
@@ -43,7 +44,7 @@ def first_lines(
         _against_baseline(results, step_us),
         *(whole_step_lines(results, rate, step_us) if _is_step(results) else []),
         _memory_line(results),
-        *_next_lines(results, gap, _keep(results) if may_keep else ""),
+        *_next_lines(results, gap, suggestion),
     ]
     return tuple(line for text in lines for line in _wrapped(text))
 
@@ -122,36 +123,11 @@ def _memory_line(results: Sequence[Result]) -> str:
     return text
 
 
-def _keep(results: Sequence[Result]) -> str:
-    """Return the wait of backward, if it is long and backward gathers parameters of forward again,
-    and the option to choose which are kept; else an empty text.
+def _next_lines(results: Sequence[Result], gap: float, suggestion: str) -> list[str]:
+    """Return one line of options that may be worth a try, ``suggestion`` first; no line if there
+    are none.
     """
-    by_direction = {direction_named(result.problem.name): result for result in results}
-    forward, backward = by_direction.get("forward"), by_direction.get("backward")
-    if len(results) != 2 or forward is None or backward is None or backward.best is None:
-        return ""
-    step_ticks = sum(result.best.step_time_ticks for result in results if result.best is not None)
-    exposed_ticks = backward.best.exposed_ticks
-    again = len(_gathered(forward.problem) & _gathered(backward.problem))
-    if not again or exposed_ticks < _LONG_WAIT * step_ticks:
-        return ""
-    return (
-        f"backward gathers {again} parameters again and waits"
-        f" {show_us(ticks_to_us(exposed_ticks))}: --keep auto"
-    )
-
-
-def _gathered(problem: Problem) -> set[str]:
-    """Return the parameters that all-gathers of ``problem`` serve."""
-    gather = CollectiveKind.ALL_GATHER
-    return {c.module for c in problem.collectives if problem.keys[c.key].kind == gather} - {""}
-
-
-def _next_lines(results: Sequence[Result], gap: float, keep: str) -> list[str]:
-    """Return one line of options that may be worth a try, ``keep`` first; no line if there are
-    none.
-    """
-    found = [keep] if keep else []
+    found = [suggestion] if suggestion else []
     largest = max(
         (result for result in results if result.chosen is not None),
         key=lambda result: result.chosen.bucket_bytes if result.chosen else 0,
@@ -171,11 +147,11 @@ def _less_memory(result: Result) -> str:
     """
     assert result.best is not None
     peak, step = result.best.peak_memory_bytes, result.best.step_time_ticks
-    enough = (1 - _LESS_MEMORY) * peak
+    enough = (1 - LESS_MEMORY) * peak
     cheaper: list[Score] = [
         score
         for score in result.answer.baselines
-        if score.peak_memory_bytes <= enough and score.step_time_ticks <= (1 + _SLOWER) * step
+        if score.peak_memory_bytes <= enough and score.step_time_ticks <= (1 + SLOWER) * step
     ]
     name, knee = result.problem.name, result.answer.knee
     if (

@@ -3,6 +3,7 @@
 from typing import Any, TextIO
 
 from apsched.quantities import show_bytes, show_us
+from apsched.report.answer.first import LESS_MEMORY, SLOWER
 from apsched.report.answer.kept_words import kept_count
 from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
@@ -104,6 +105,32 @@ def _excluded_cells(choice: ExcludedChoice) -> list[str]:
         show_bytes(choice.kept_bytes),
         *("", "", f">= {ticks_to_us(choice.bound.ticks) / 1000:,.3f}", "", "not solved"),
     ]
+
+
+def choice_of_less_memory(answer: StepAnswer) -> str:
+    """Return the choice that needs least memory among those that are little slower, with its price;
+    an empty text where there is none.
+    """
+    best = answer.best
+    cheaper = [
+        choice
+        for choice in answer.frontier
+        if choice.peak_bytes <= (1 - LESS_MEMORY) * best.peak_bytes
+        and choice.step_ticks <= (1 + SLOWER) * best.step_ticks
+    ]
+    if not cheaper:
+        return ""
+    least = cheaper[0]
+    slower = 100 * (least.step_ticks / best.step_ticks - 1)
+    price = f"{slower:.2f} % slower needs {show_bytes(least.peak_bytes)}"
+    if not least.kept:
+        return f"{price} with no parameter kept: --keep none"
+    return f"{price} with {_count_in_words(least)}: --memory-cap {_in_mib(least.peak_bytes)}"
+
+
+def _in_mib(size_bytes: int) -> str:
+    """Return the memory cap that holds ``size_bytes``, in whole MiB."""
+    return f"{-(-size_bytes // 2**20)}MiB"
 
 
 def kept_lines(answer: StepAnswer) -> tuple[str, ...]:
