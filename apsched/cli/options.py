@@ -88,13 +88,19 @@ def kept_parameters(args: argparse.Namespace, which: str) -> "KeepRequest":
     """Return the request for kept parameters; ``which`` are the graphs that are wanted.
 
     Left out, it is ``auto`` for forward and backward of one step, as far as they have such a
-    choice; ``none`` for a single graph and for the MILP, which solves each graph alone.
+    choice; ``none`` for a single graph, for the MILP, which solves each graph alone, and for graphs
+    that torch wrote: a job has chosen already, and replays schedules of just these graphs.
     """
-    from apsched.whole_step.keep_request import DEFAULT, keep_request
+    from apsched.pipeline.sources import SourceKind, classify
+    from apsched.whole_step.keep_request import AUTO, DEFAULT, KeepRequest, keep_request
 
-    if args.keep is not None or which != "both" or getattr(args, "solver", "cp-sat") != "cp-sat":
+    if args.keep is not None:
         return keep_request(args.keep)
-    return DEFAULT
+    if which != "both" or getattr(args, "solver", "cp-sat") != "cp-sat":
+        return KeepRequest()
+    if getattr(args, "frontier", None) is not None or args.accumulate is not None:
+        return keep_request(AUTO)  # they need the choice
+    return KeepRequest() if classify(args.source) is SourceKind.REPRO else DEFAULT
 
 
 def solve_request(args: argparse.Namespace, keep: "KeepRequest | None" = None) -> "SolveRequest":

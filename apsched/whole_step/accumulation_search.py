@@ -33,6 +33,7 @@ from apsched.whole_step.accumulation import Accumulation, SolvedAccumulation
 from apsched.whole_step.choices import NONE, Choice
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Graphs
+from apsched.whole_step.rules import together_by_plan
 from apsched.whole_step.search import grouped
 
 if TYPE_CHECKING:
@@ -423,16 +424,7 @@ def _alike(names: list[str], problems: Iterable[Problem]) -> list[list[str]]:
     """Return the parameters in groups: those of one transformer block, and those that the plan puts
     into one bucket.
     """
-    group = {name: block_of(name) or name for name in names}
-    for problem in problems:
-        together: dict[int, list[str]] = {}
-        for one in problem.collectives:
-            if one.restriction.group is not None and one.module in group:
-                together.setdefault(one.restriction.group, []).append(one.module)
-        for members in together.values():
-            joined = {group[name] for name in members}
-            first = group[min(members, key=names.index)]
-            group = {name: first if of in joined else of for name, of in group.items()}
+    group = together_by_plan({name: block_of(name) or name for name in names}, problems)
     found: dict[str, list[str]] = {}
     for name, of in group.items():
         found.setdefault(of, []).append(name)

@@ -2,7 +2,7 @@
 keeping pays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from apsched.names import block_of, in_node, is_in_node, name_of
@@ -39,6 +39,10 @@ class Parameter:
     """Collectives of backward that keeping it saves."""
     node_bytes: int = 0
     """Bytes passed if it is resharded in its node; 0 where it cannot be."""
+    together: str = ""
+    """Name of the first of the parameters that the plan gathers in one bucket, which are decided on
+    alike; empty or its own where it is alone.
+    """
 
     @property
     def need(self) -> int:
@@ -81,18 +85,38 @@ def named_choices(parameters: Sequence[Parameter]) -> dict[str, Choice]:
     return {name: choice for choice, name in distinct.items()}
 
 
-def units(parameters: Sequence[Parameter]) -> list[tuple[str, ...]]:
-    """Return the parameters in the order in which keeping them pays, those that belong together as
-    one unit.
+def decided_alike(parameters: Sequence[Parameter]) -> list[tuple[Parameter, ...]]:
+    """Return the parameters, those that the plan gathers in one bucket together."""
+    found: dict[str, list[Parameter]] = {}
+    for p in parameters:
+        found.setdefault(p.together or p.name, []).append(p)
+    return [tuple(members) for members in found.values()]
+
+
+def splits(choice: Choice, alike: Iterable[Sequence[Parameter]]) -> bool:
+    """Return whether ``choice`` decides differently on parameters that are decided on alike."""
+    return any(
+        len({(p.name in choice, in_node(p.name) in choice) for p in members}) > 1
+        for members in alike
+    )
+
+
+def units(parameters: Sequence[Parameter]) -> list[tuple[tuple[Parameter, ...], ...]]:
+    """Return the parameters, those that are decided on alike together, in the order in which
+    keeping them pays; those that belong together are one unit.
 
     Small ones first: a launch of their own costs most per byte. Then block by block as backward
     needs them: nothing runs that could hide the first gathers, and a parameter that forward used
     last and backward needs first is held for the shortest time.
     """
-    small = [p for p in parameters if p.num_elements <= THRESHOLD_ELEMENTS]
-    by_unit: dict[str, list[str]] = {}
-    for p in sorted(parameters, key=lambda p: p.need):
-        if p not in small:
-            by_unit.setdefault(block_of(p.name) or p.name, []).append(p.name)
-    first = [tuple(p.name for p in small)] if small else []
-    return first + [tuple(names) for names in by_unit.values()]
+    small: list[tuple[Parameter, ...]] = []
+    by_unit: dict[str, list[tuple[Parameter, ...]]] = {}
+    for members in sorted(decided_alike(parameters), key=lambda ps: min(p.need for p in ps)):
+        if all(p.num_elements <= THRESHOLD_ELEMENTS for p in members):
+            small.append(members)
+        else:
+            first = members[0].name
+            by_unit.setdefault(block_of(first) or first, []).append(members)
+    place = {p.name: k for k, p in enumerate(parameters)}
+    small.sort(key=lambda members: place[members[0].name])
+    return ([tuple(small)] if small else []) + [tuple(unit) for unit in by_unit.values()]

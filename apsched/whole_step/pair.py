@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from apsched.config import Caps
 from apsched.errors import InputError
+from apsched.kinds import CollectiveKind
 from apsched.names import direction_named, name_of
 from apsched.pipeline.device_memory import beside_graph
 from apsched.pipeline.load import LoadedGraph, loaded_graph
@@ -18,7 +19,7 @@ from apsched.quantities import MemoryCap
 from apsched.solver.bounds.whole_step import seam_bytes
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice, Parameter
-from apsched.whole_step.rules import by_rules
+from apsched.whole_step.rules import by_rules, together_by_plan
 
 if TYPE_CHECKING:
     from apsched.capture.captured import CapturedGraph
@@ -96,7 +97,11 @@ class Step:
             always=always,
             never=never,
         )
-        return replace(step, parameters=parameters_of(graphs, step.least[1].problem))
+        problems = [graph.problem for graph in step.least]
+        found = parameters_of(graphs, problems[1])
+        kind = {CollectiveKind.ALL_GATHER}
+        together = together_by_plan({p.name: p.name for p in found}, problems, kind)
+        return replace(step, parameters=tuple(replace(p, together=together[p.name]) for p in found))
 
     def with_cap(self, memory_cap: MemoryCap | None) -> "Step":
         """Return this step under another memory cap, with the graphs that are made already."""

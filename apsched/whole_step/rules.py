@@ -1,11 +1,15 @@
-"""Rules of a plan about parameters: kept from forward to backward, or gathered again."""
+"""Rules of a plan about parameters: kept from forward to backward, gathered again, or decided on
+alike.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 from apsched.errors import InputError
+from apsched.kinds import BUCKET_KINDS, CollectiveKind
 from apsched.problem.plan.rules import Plan
+from apsched.problem.problem import Problem
 from apsched.whole_step.choices import Choice
 
 _NEAREST = 3
@@ -36,6 +40,29 @@ def by_rules(plan: Plan, names: Sequence[str]) -> tuple[Choice, Choice]:
                 )
     kept = Choice(name for name, i in found.items() if plan.rules[i].keep)
     return kept, Choice(found) - kept
+
+
+def together_by_plan(
+    groups: Mapping[str, str],
+    problems: Iterable[Problem],
+    kinds: Collection[CollectiveKind] = BUCKET_KINDS,
+) -> dict[str, str]:
+    """Return parameter -> name of its group, with those groups joined that the plan of ``problems``
+    puts into one bucket of ``kinds``; ``groups`` has them as they are without a plan.
+    """
+    found, place = dict(groups), {name: k for k, name in enumerate(groups)}
+    for problem in problems:
+        together: dict[int, list[str]] = {}
+        for one in problem.collectives:
+            bucket, kind = one.restriction.group, problem.keys[one.key].kind
+            if bucket is not None and kind in kinds and one.module in found:
+                together.setdefault(bucket, []).append(one.module)
+        for members in together.values():
+            joined = {found[name] for name in members}
+            first = found[min(members, key=place.__getitem__)]
+            if len(joined) > 1:
+                found = {name: first if of in joined else of for name, of in found.items()}
+    return found
 
 
 def _text(plan: Plan, i: int) -> str:

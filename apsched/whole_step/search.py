@@ -4,7 +4,7 @@ then along the order in which keeping pays.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 
 from apsched.errors import SelfCheckError
 from apsched.names import in_node as in_node_entry
@@ -22,9 +22,12 @@ from apsched.solver.bounds.whole_step import (
 from apsched.whole_step.choices import (
     NONE,
     Choice,
+    Parameter,
+    decided_alike,
     kept_in_node,
     kept_whole,
     named_choices,
+    splits,
     units,
 )
 from apsched.whole_step.keep_request import AUTO, KeepRequest
@@ -158,7 +161,8 @@ class _Search:
     def __init__(self, step: Step, bounds: Sequence[StepBound]) -> None:
         self._step, self._bounds = step, bounds
         self._index = {p.name: k for k, p in enumerate(step.undecided)}
-        self._order = [name for unit in units(step.undecided) for name in unit]
+        self._units = units(step.undecided)
+        self._order = [alike for unit in self._units for alike in unit]
         self.bound = _least_bound(bounds)
         self._enough = self.bound.ticks * (1 + step.request.options.time_slack / 2)
 
@@ -177,7 +181,8 @@ class _Search:
         excludes. The ones with the least bound come first, so that it excludes most.
         """
         step = self._step
-        made = {name: c | step.always for name, c in named_choices(step.undecided).items()}
+        named = named_choices(step.undecided).items()
+        made = {name: c | step.always for name, c in named if not splits(c, self._order)}
         solved: dict[str, SolvedChoice] = {}
         excluded: dict[str, ExcludedChoice] = {}
         for name in sorted(made, key=lambda name: (name != NONE, self._bound_of(made[name]).ticks)):
@@ -212,8 +217,8 @@ class _Search:
 
     def every_choice(self) -> Iterator[Choice]:
         """Yield all choices, those with the fewest kept parameters first."""
-        options = [("", *p.entries) for p in self._step.undecided]
-        choices = [tuple(filter(None, entries)) for entries in product(*options)]
+        options = [((), *_entries(alike)) for alike in decided_alike(self._step.undecided)]
+        choices = [tuple(chain.from_iterable(chosen)) for chosen in product(*options)]
         for entries in sorted(choices, key=len):
             yield self._step.always.union(entries)
 
@@ -240,13 +245,16 @@ class _Search:
         their lower peak, as long as they lose no more than the time slack.
         """
         ends = [0]
-        for unit in units(self._step.undecided):
+        for unit in self._units:
             ends.append(ends[-1] + len(unit))
         known: dict[int, float] = {}
 
         def look(at: Iterable[int]) -> None:
             for k in sorted(set(at) - known.keys()):
-                entries = (*map(first, self._order[:k]), *map(rest, self._order[k:]))
+                entries = (
+                    *map(first, _names(self._order[:k])),
+                    *map(rest, _names(self._order[k:])),
+                )
                 known[k] = self._ticks_of(self._step.always.union(filter(None, entries)))
 
         last = len(ends) - 1
@@ -286,24 +294,38 @@ class _Search:
         them, in the order in which keeping pays and the largest first; and the largest alone.
         """
         best = min(self._step.solved.values(), key=_ticks).kept
-        size = {p.name: p.size_bytes for p in self._step.undecided}
-        parts = {p.name: in_node_entry(p.name) for p in self._step.undecided if p.node_bytes}
-        largest = sorted(self._order, key=lambda name: -size[name])
+        largest = sorted(self._order, key=lambda alike: -sum(p.size_bytes for p in alike))
         least = self._step.always
-        for start, names in ((best, self._order), (best, largest), (least, largest)):
-            yield self._with_more(start, names)
-            if parts:
-                yield self._with_more(start, [parts[name] for name in names if name in parts])
+        for start, order in ((best, self._order), (best, largest), (least, largest)):
+            ways = [_entries(alike) for alike in order]
+            yield self._with_more(start, [whole for whole, *_ in ways])
+            if parts := [part for _, *others in ways for part in others]:
+                yield self._with_more(start, parts)
 
-    def _with_more(self, start: Choice, entries: Iterable[str]) -> Choice:
-        """Return ``start`` with those of ``entries``, one by one, that memory may hold."""
+    def _with_more(self, start: Choice, entries: Iterable[tuple[str, ...]]) -> Choice:
+        """Return ``start`` with those of ``entries``, those that are decided on alike together,
+        that memory may hold.
+        """
         kept = start
-        for entry in entries:
-            name = name_of(entry)
-            more = kept - {in_node_entry(name)} | {entry}
-            if name not in kept and self.may_fit(more):
+        for together in entries:
+            names = set(map(name_of, together))
+            more = kept - set(map(in_node_entry, names)) | set(together)
+            if not names & kept and self.may_fit(more):
                 kept = more
         return kept
+
+
+def _names(order: Iterable[Sequence[Parameter]]) -> Iterator[str]:
+    return (p.name for alike in order for p in alike)
+
+
+def _entries(alike: Sequence[Parameter]) -> list[tuple[str, ...]]:
+    """Return the entries that keep the parameters ``alike`` whole, and those that reshard them in
+    their node, if all can be.
+    """
+    whole = tuple(p.name for p in alike)
+    in_node = tuple(map(in_node_entry, whole))
+    return [whole, in_node] if all(p.node_bytes for p in alike) else [whole]
 
 
 def _between(ends: Sequence[int], low: int, high: int) -> int:

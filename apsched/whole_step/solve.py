@@ -44,7 +44,7 @@ def solve_graphs(
 
     ``graphs`` are under the plan of ``request`` already.
     """
-    by_default = keep.is_default and num_micro_batches == 1 and not request.plan.decides_kept
+    by_default = keep.is_default and not request.plan.decides_kept
     if keep.mode == NONE or (by_default and not may_keep(graphs)):
         alone = tuple(solve_graph(graph, request, progress) for graph in graphs)
         return SolvedGraphs(graphs=tuple(graphs), results=alone)

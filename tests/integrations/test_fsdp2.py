@@ -311,3 +311,23 @@ def test_contract_of_the_private_attributes(model):
     fully_shard(two.c)
     assert fsdp_unit_of(two.a) == fsdp_unit_of(two.b) != fsdp_unit_of(two.c)
     assert {fsdp_unit_of(module)[1] for module in (two.a, two.c, model)} == {1}
+
+
+def test_a_choice_under_the_plan_of_the_units_keeps_whole_units(model):
+    """Under caps from the least memory to where everything is kept, every answer can be set up."""
+    problems, _ = problems_of()
+    plan = fsdp2_plan(model, problems[1])
+    kept = []
+    for room in ("", "+512", "+1KiB", "+4KiB"):
+        step = apsched.solve_step(
+            model,
+            (torch.empty(4, 8),),
+            plan=plan,
+            caps=apsched.Caps(max_compute_move=0),
+            memory_cap=f"floor{room}",
+            budget=0.0,
+        )
+        settings = apply_fsdp2(model, step.results)
+        kept.append({one.name for one in settings.units if not one.reshard_after_forward})
+    assert kept[0] == {"layers.1"}
+    assert kept[-1] == {"layers.0", "layers.1"}

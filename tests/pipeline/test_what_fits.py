@@ -26,7 +26,7 @@ def small_device(tmp_path: Path) -> Path:
 
 
 def test_each_option_that_is_named_does_fit(run: Run, small_device: Path) -> None:
-    where = ("--cluster", small_device, "--budget", "0", "-o", "out")
+    where = ("--cluster", small_device, "--budget", "0", "--keep", "none", "-o", "out")
     ran = run("solve", *SOURCE, "--batch", "4", *where, "--json")
     assert ran.code == 1
     trials = json.loads(ran.stdout)["tried"]

@@ -2,28 +2,25 @@
 
 import io
 import re
-from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from apsched.capture.captured import Capture
 from apsched.cli.output import refuse_infeasible
-from apsched.config import Caps, SolveOptions
+from apsched.config import Caps
 from apsched.errors import InfeasibleError
 from apsched.pipeline.device_memory import BesideGraph, MemoryAccount, account_json
 from apsched.pipeline.rate import StepRate
 from apsched.pipeline.result import Result, result_of
-from apsched.pipeline.solve_graph import SolveRequest, solve_graph
-from apsched.progress import Progress
-from apsched.quantities import MemoryCap
 from apsched.report.answer.account import account_table, memory_hint
 from apsched.report.answer.first import best_baseline, first_lines
+from apsched.report.answer.whole_step import choice_of_less_memory
 from apsched.report.summary import print_table
 from apsched.report.table import console
 from apsched.schedule.result import AS_CAPTURED, TradeOff
 from apsched.solver import solve
-from tests.helpers.graphs.sharded_layers import FlatPrices, captured_layers, loaded_layers
+from apsched.whole_step.choices import Choice
 from tests.helpers.problems.by_hand import ByHand, line
 
 GIB = 2**30
@@ -196,25 +193,32 @@ def test_a_stated_memory_cap_needs_no_hint(short) -> None:
     assert memory_hint([replace(short, account=_account(80 * GIB))]) == []
 
 
-@pytest.fixture(scope="module")
-def layers() -> Capture:
-    return captured_layers((32, 64, 128))
+def test_the_step_has_its_own_bound_and_suggestion(fits: Result) -> None:
+    ticks = fits.best.step_time_ticks
+    text = " ".join(
+        line.strip() for line in first_lines([fits], None, bound_us=ticks / 4000, suggestion="this")
+    )
+    assert "(gap 75.00 %)" in text
+    assert "try next: this" in text
+    assert "try next: this" not in " ".join(first_lines([fits], None))
 
 
-@pytest.mark.parametrize(("bytes_per_us", "waits"), [(150.0, True), (1e6, False)])
-def test_long_waits_for_repeated_gathers_suggest_to_keep_parameters(
-    layers: Capture, bytes_per_us: float, waits: bool
-) -> None:
-    request = SolveRequest(caps=Caps(), memory_cap=MemoryCap(), options=SolveOptions(budget=0.0))
-    prices = FlatPrices(bytes_per_us=bytes_per_us, latency_us=0.0)
-    graphs = loaded_layers(layers, prices)
-    results = [solve_graph(graph, request, Progress(quiet=True)) for graph in graphs]
-    exposed_us = results[1].best.exposed_ticks / 1000
-    hint = f"backward gathers 2 parameters again and waits {exposed_us:.2f} µs: --keep auto"
-    assert (hint in _in_one_line(results, may_keep=True)) == waits
-    assert "--keep" not in _in_one_line(results, may_keep=False)
-    assert "--keep" not in _in_one_line(results[1:], may_keep=True)
+def test_a_choice_of_less_memory_is_suggested_with_its_price() -> None:
+    def suggestion(step_ticks: int, peak_bytes: int, *kept: str) -> str:
+        best, other = (
+            SimpleNamespace(step_ticks=ticks, peak_bytes=size, kept=Choice(names))
+            for ticks, size, names in (
+                (1000, 100 * GIB, ["a", "b"]),
+                (step_ticks, peak_bytes, kept),
+            )
+        )
+        return choice_of_less_memory(SimpleNamespace(best=best, frontier=(other, best)))
 
-
-def _in_one_line(results: Sequence[Result], *, may_keep: bool) -> str:
-    return " ".join(line.strip() for line in first_lines(results, None, may_keep=may_keep))
+    assert suggestion(1020, 90 * GIB) == (
+        "2.00 % slower needs 90.00 GiB with no parameter kept: --keep none"
+    )
+    assert suggestion(1005, GIB + 1, "a", "b @node") == (
+        "0.50 % slower needs 1.00 GiB with 1 kept, 1 in node: --memory-cap 1025MiB"
+    )
+    assert suggestion(1021, GIB) == "", "too slow"
+    assert suggestion(1005, 91 * GIB) == "", "too little gain"

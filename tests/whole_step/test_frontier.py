@@ -120,8 +120,8 @@ def test_what_is_kept_in_words(kept: list[str], words: str) -> None:
 
 def test_a_frontier_needs_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
     for asked, message in (
-        (["--frontier", "4"], "--frontier: it needs --keep auto; for each graph alone use"),
-        (["--keep", "auto", "--frontier", "1"], "--frontier: expected a whole number from 2"),
+        (["--keep", "none", "--frontier", "4"], "--frontier: it needs --keep auto; for each graph"),
+        (["--frontier", "1"], "--frontier: expected a whole number from 2"),
     ):
         assert main(["solve", "llama3-debug", *asked]) == 2
         assert message in capsys.readouterr().err

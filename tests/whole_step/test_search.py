@@ -1,6 +1,7 @@
 """The choice found and the bound over all choices, against every choice of small steps."""
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, product
@@ -11,7 +12,8 @@ from apsched.capture.captured import Capture
 from apsched.config import Caps, SolveOptions
 from apsched.errors import SelfCheckError
 from apsched.names import is_in_node, name_of
-from apsched.pipeline.solve_graph import SolveRequest
+from apsched.pipeline.solve_graph import SolveRequest, under_plan
+from apsched.problem.plan.rules import Plan, Rule
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.solver.bounds.whole_step import StepBound, seam_bytes
@@ -34,15 +36,22 @@ def layers() -> Capture:
 
 
 def step_of(
-    capture: Capture, prices: FlatPrices, cap_bytes: int | None, *, second_group: bool = False
+    capture: Capture,
+    prices: FlatPrices,
+    cap_bytes: int | None,
+    *,
+    second_group: bool = False,
+    plan: Plan | None = None,
 ) -> Step:
     request = SolveRequest(
         caps=Caps(),
         memory_cap=MemoryCap(size_bytes=cap_bytes),
         options=SolveOptions(time_slack=0.0, budget=1.0),
         second_group=second_group,
+        plan=plan or Plan(),
     )
-    return Step.of(loaded_layers(capture, prices), request, Progress(quiet=True))
+    graphs = under_plan(loaded_layers(capture, prices), request)
+    return Step.of(graphs, request, Progress(quiet=True))
 
 
 def every_choice(names: Sequence[str]) -> list[Choice]:
@@ -75,6 +84,30 @@ def test_no_choice_is_faster_than_the_bound_or_the_answer(layers, prices) -> Non
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
     assert answer.gap < 0.15
+
+
+@pytest.mark.parametrize("prices", [SLOW, LATE], ids=["network binds", "latency binds"])
+def test_parameters_of_one_planned_bucket_are_decided_on_alike(prices) -> None:
+    """The answer is the fastest of the choices that keep the buckets of the plan whole."""
+    layers = captured_layers((*WIDTHS, 64))
+    names = names_of(step_of(layers, prices, None))
+    rule = Rule(match="|".join(map(re.escape, names[:2])), kind="all_gather", group=True)
+    plan = Plan((rule,), chooses_kept=True)
+    free = step_of(layers, prices, None, plan=plan)
+    whole = [c for c in every_choice(names) if len(c & set(names[:2])) != 1]
+    floor = max(r.answer.floor_memory_bytes for r in free.solve(Choice()).results)
+    sizes, split = sorted(p.size_bytes for p in free.parameters), 0
+    for room in (*sizes, sizes[0] + sizes[1], sizes[0] + sizes[2], 4 * sum(sizes)):
+        step = step_of(layers, prices, floor + room, plan=plan)
+        answer = solve_step(step)
+        assert answer.best.kept in whole
+        assert all(choice.kept in whole for choice in answer.baselines.values())
+        fitting = [solved for solved in map(step.solve, whole) if solved.fits]
+        least = min(solved.step_ticks for solved in fitting)
+        assert answer.bound.ticks <= least == answer.best.step_ticks
+        others = (step.solve(choice) for choice in every_choice(names))
+        split += any(other.fits and other.step_ticks < least for other in others)
+    assert split, "a choice that splits the bucket is faster under some cap"
 
 
 def test_peak_counts_shards_that_backward_does_not_take(layers) -> None:
@@ -314,9 +347,22 @@ def test_choices_that_people_make() -> None:
 
 
 def test_small_parameters_are_kept_first_and_then_those_that_backward_needs_first() -> None:
-    assert units(BACKWARD) == [
-        ("norm.w", "layers.1.b", "layers.0.b"),
-        ("output.w",),
-        ("layers.1.w",),
-        ("layers.0.w",),
+    assert [[p.name for (p,) in unit] for unit in units(BACKWARD)] == [
+        ["norm.w", "layers.1.b", "layers.0.b"],
+        ["output.w"],
+        ["layers.1.w"],
+        ["layers.0.w"],
+    ]
+
+
+def test_parameters_of_one_planned_bucket_are_one_member_of_a_unit() -> None:
+    """A bucket that has a large parameter is not a small one."""
+    planned = {"norm.w": "norm.w", "output.w": "norm.w", "layers.1.b": "layers.1.b"}
+    planned |= {"layers.0.b": "layers.1.b"}
+    parameters = [replace(p, together=planned.get(p.name, "")) for p in BACKWARD]
+    assert [[sorted(p.name for p in alike) for alike in unit] for unit in units(parameters)] == [
+        [["layers.0.b", "layers.1.b"]],
+        [["norm.w", "output.w"]],
+        [["layers.1.w"]],
+        [["layers.0.w"]],
     ]

@@ -15,8 +15,9 @@ _LARGE_LAUNCH_BYTES = 4 * 2**30
 _SMALLEST_GAIN = 0.005
 """Smaller possible gains are not suggested."""
 SLOWER, LESS_MEMORY = 0.02, 0.1
-"""A baseline or a choice is suggested that is at most so much slower and needs at least so much less
-memory."""
+"""A baseline or a choice is suggested that is at most so much slower, and needs at least so much
+less memory.
+"""
 _KNEE_SLOWER = 0.1
 """The knee is suggested where it is at most so much slower."""
 

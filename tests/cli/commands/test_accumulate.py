@@ -23,7 +23,7 @@ FAST = ("--budget", "0", "--max-compute-move", "0")
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder, out = tmp_path_factory.mktemp("accumulate"), StringIO()
-    words = [*SOURCE, *FAST, "--keep", "auto", "--accumulate", "3", "--frontier", "2"]
+    words = [*SOURCE, *FAST, "--accumulate", "3", "--frontier", "2"]
     words += ["-o", str(folder)]
     with redirect_stdout(out):
         assert main(words) == 0
@@ -89,7 +89,10 @@ def test_the_page_has_the_micro_batches_and_no_code_that_cannot_apply(
     ("words", "message"),
     [
         (("--accumulate", "1", "--keep", "auto"), "--accumulate: expected"),
-        (("--accumulate", "2"), "choose --keep auto, --keep all or --keep with a file"),
+        (
+            ("--accumulate", "2", "--keep", "none"),
+            "choose --keep auto, --keep all or --keep",
+        ),
         (("--accumulate", "2", "--keep", "all", "--frontier", "3"), "it needs --keep auto"),
         (("--accumulate", "2", "--keep", "all", "--direction", "backward"), "--direction both"),
     ],

@@ -1,0 +1,76 @@
+"""The default of ``--keep``: a choice where forward and backward of one step are solved."""
+
+from pathlib import Path
+
+import pytest
+
+from apsched.cli.options import direction, kept_parameters
+from apsched.cli.parser import build_parser
+from apsched.errors import InputError
+from apsched.whole_step.keep_request import AUTO, DEFAULT, KeepRequest
+from tests.conftest import Run
+
+SOURCE = ("llama3-debug", "--mesh", "fsdp=4", "--seq", "32", "--layers", "1", "--budget", "0")
+
+
+def requested(*words: str) -> KeepRequest:
+    args = build_parser().parse_args([*words])
+    return kept_parameters(args, direction(args))
+
+
+@pytest.mark.parametrize("verb", ["solve", "explain"])
+def test_a_step_has_a_choice(verb: str) -> None:
+    assert requested(verb, "llama3-8b") == DEFAULT
+    assert DEFAULT.mode == AUTO
+    assert requested(verb, "llama3-8b", "--keep", "none") == KeepRequest()
+    assert requested(verb, "llama3-8b", "--keep", "auto") == KeepRequest(mode=AUTO)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--direction", "forward"), ("--direction", "joint"), ("--solver", "milp")],
+    ids=" ".join,
+)
+def test_graphs_that_are_solved_alone_have_none(words: tuple[str, ...]) -> None:
+    assert requested("solve", "llama3-8b", *words) == KeepRequest()
+
+
+def test_graphs_that_torch_wrote_keep_what_their_job_keeps(tmp_path: Path) -> None:
+    (tmp_path / "graph.py").write_text("")
+    assert requested("solve", str(tmp_path / "graph.py")) == KeepRequest()
+    with pytest.raises(InputError, match="did you mean llama3-8b"):
+        requested("solve", "lama3-8b")
+
+
+@pytest.mark.parametrize("words", [("--frontier", "4"), ("--accumulate", "2")], ids=" ".join)
+def test_what_needs_a_choice_states_it(words: tuple[str, ...]) -> None:
+    """So that a source without one is an error."""
+    assert requested("solve", "llama3-8b", *words) == KeepRequest(mode=AUTO)
+
+
+def test_a_graph_file_is_solved_without_a_choice(run: Run, debug_graphs: dict[str, Path]) -> None:
+    source = debug_graphs["forward"].parent / "step.graph"
+    ran = run("solve", source, "--budget", "0", "-o", "out")
+    assert ran.code == 0, ran.stderr
+    assert "kept from forward to backward" not in ran.stdout
+    ran = run("solve", source, "--budget", "0", "--frontier", "2", "-o", "out")
+    assert ran.code == 2
+    assert "in which parameters can be kept, found a graph file" in ran.errors[0]
+
+
+def test_a_step_without_gathers_is_solved_without_a_choice(run: Run) -> None:
+    """DDP: nothing is gathered, so that no parameter can be kept."""
+    ran = run("solve", SOURCE[0], "--mesh", "replicate=4", *SOURCE[3:], "--json", "-o", "out")
+    assert ran.code == 0, ran.stderr
+    assert '"keep"' not in ran.stdout
+
+
+def test_a_rule_of_the_plan_needs_no_option(run: Run, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text("[[rule]]\nmatch = 'output.*'\nkeep = true\n")
+    ran = run("solve", *SOURCE, "--plan", plan, "-o", "out")
+    assert ran.code == 0, ran.stderr
+    assert "(1 as rules of the plan say)" in ran.stdout
+    ran = run("solve", *SOURCE, "--mesh", "replicate=4", "--plan", plan, "-o", "out")
+    assert ran.code == 2
+    assert "matches no parameter that forward and backward both gather" in ran.errors[0]
