@@ -16,6 +16,7 @@ from apsched.artifacts.kept_choice import kept_beside
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.graph_module import capture_graph
 from apsched.capture.keep import keep, keepable
+from apsched.compiler.memory_in_use import MemoryInUse, agreed_memory, with_memory_in_use
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.node_groups import running_node_group
 from apsched.compiler.ranks.replayed import paths_of
@@ -104,8 +105,10 @@ def fastest_choice(
     the others do not call ``again``.
     """
 
+    in_use = agreed_memory(settings, agreement)
+
     def solved() -> bytes:
-        return json.dumps(sorted(_solved(again(), settings, agreement))).encode()
+        return json.dumps(sorted(_solved(again(), settings, agreement, in_use))).encode()
 
     if agreement is None:
         return Choice(json.loads(solved()))
@@ -146,7 +149,12 @@ def resharded(pair: Pair, names: Collection[str], settings: Settings) -> Pair:
     return first.module, second.module
 
 
-def _solved(pair: CapturedPair, settings: Settings, agreement: GraphAgreement | None) -> Choice:
+def _solved(
+    pair: CapturedPair,
+    settings: Settings,
+    agreement: GraphAgreement | None,
+    in_use: MemoryInUse,
+) -> Choice:
     """Return the best choice for two graphs with all gathered again; if no choice fits,
     those that rules of the plan keep.
     """
@@ -157,6 +165,7 @@ def _solved(pair: CapturedPair, settings: Settings, agreement: GraphAgreement | 
         captured = replace(one, hints=settings.stated_hints)
         groups = groups_of(captured.module.graph, settings)
         graph, request = priced(captured, settings, groups, request, progress)
+        graph = with_memory_in_use(graph, in_use, request.optimizer)
         graph = in_registered_order(graph, settings)
         graphs.append(replace(graph, problem=request.posed(graph.problem)[0]))
     with nullcontext() if agreement is None else agreement.job.working():

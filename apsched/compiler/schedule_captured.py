@@ -12,6 +12,7 @@ import torch
 import apsched.report.answer.shown  # noqa: F401, so that results show themselves
 from apsched.artifacts.schedule_file import bind_schedule
 from apsched.capture.captured import CapturedGraph
+from apsched.compiler.memory_in_use import agreed_memory, with_memory_in_use
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.answer import answered
 from apsched.compiler.ranks.uneven import likeness_of
@@ -32,7 +33,7 @@ from apsched.problem.contention_spec import with_stated_contention
 from apsched.problem.problem import Problem
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
-from apsched.report.explanation import explain_infeasible
+from apsched.report.explanation import explain_in_job
 from apsched.schedule.result import SolveResult
 from apsched.solver import solve_requested
 from apsched.torch_compat.graphs import process_group_names
@@ -60,8 +61,10 @@ def scheduled(
         second_group=settings.second_group and not files,
     )
     progress = progress_of(settings)
+    in_use = agreed_memory(settings, agreement)
     with _working(agreement):
         graph, request = priced(captured, settings, group_ranks, request, progress)
+        graph = with_memory_in_use(graph, in_use, request.optimizer)
         graph = in_registered_order(graph, settings)
         (graph,) = under_plan((graph,), request)
         known_file = next(
@@ -95,7 +98,7 @@ def scheduled(
         graph, request, progress, caps=caps, search=search, working=partial(_working, agreement)
     )
     if result.best is None:
-        raise InfeasibleError(explain_infeasible(result))
+        raise InfeasibleError(explain_in_job(result))
     with _working(agreement):
         rewritten = rewrite(replace(graph, problem=result.problem), result.best, progress)
     check_round_trip(result.problem.name, rewritten)

@@ -9,6 +9,7 @@ from torch import nn
 
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.fsdp2 import capture_fsdp2, group_names_of
+from apsched.compiler.memory_in_use import agreed_memory, with_memory_in_use
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.answer import Solve, answered
 from apsched.compiler.ranks.job import running_job
@@ -30,7 +31,7 @@ from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import resolve_caps, solve_graph, under_plan
 from apsched.problem.problem import Problem
 from apsched.quantities import show_us
-from apsched.report.explanation import explain_infeasible
+from apsched.report.explanation import explain_in_job
 from apsched.schedule.result import SolveResult
 from apsched.solver import solve_requested
 from apsched.units import ticks_to_us
@@ -157,9 +158,11 @@ def _solved(
     same.
     """
     progress = progress_of(settings)
+    in_use = agreed_memory(settings, agreement)
     with agreement.job.working() if agreement else nullcontext():
         request = replace(settings.solve_request, bitwise_price=False)
         graph, request = priced(captured, settings, running_groups(), request, progress)
+        graph = with_memory_in_use(graph, in_use, request.optimizer)
         problem = graph.problem
         plain = (replace(c, module=plain_name(c.module)) for c in problem.collectives)
         problem = replace(problem, collectives=tuple(plain))
@@ -170,7 +173,7 @@ def _solved(
     search = partial(_answered, solving=solving, settings=settings, agreement=agreement)
     result = solve_graph(graph, request, progress, caps=caps, search=search)
     if result.best is None:
-        raise InfeasibleError(explain_infeasible(result))
+        raise InfeasibleError(explain_in_job(result))
     return result
 
 

@@ -48,6 +48,8 @@ class BesideGraph:
     """Shards of parameters that this graph does not take, so that its peak does not count them."""
     memory_bytes_per_us: float = 0.0
     """Memory bandwidth of the device as achieved; 0 where it is not known (older files)."""
+    other_bytes: int = 0
+    """Anything else on the device, as measured in a job."""
 
     @property
     def shards(self) -> Shards:
@@ -93,6 +95,7 @@ class MemoryAccount:
                 beside.communicator_bytes + self.more_communicators * COMMUNICATOR_BYTES,
             ),
             ("CUDA context (assumed)", beside.context_bytes),
+            ("other memory of the device (measured)", beside.other_bytes),
             ("gradients of the micro-batches before", self.gradient_bytes),
             (
                 f"reserve for fragmentation ({100 * self.reserve:g} %, assumed)",

@@ -12,6 +12,7 @@ from apsched.errors import ApschedError
 from apsched.options_table import FLAG_OF_CAP
 from apsched.pipeline.result import Result
 from apsched.quantities import show_bytes, show_us
+from apsched.report.answer.account import account_in_words
 from apsched.report.binding import memory_text, shares, where_text
 from apsched.report.table import plain_table
 from apsched.schedule.result import Infeasibility, Relaxation
@@ -197,3 +198,9 @@ def explain_infeasible(result: Result) -> str:
     ]
     joined = (" and " if together else " or ").join(least)
     return f"{result.problem.name}: {why.message}" + (f"; try {joined}" if least else "")
+
+
+def explain_in_job(result: Result) -> str:
+    """As :func:`explain_infeasible`, with the account of the device if it is short of memory."""
+    account = account_in_words(result)
+    return explain_infeasible(result) + (f"; {account}" if account else "")

@@ -51,6 +51,13 @@ def test_other_ways_to_compile(jobs, case):
     assert_trained_alike(jobs[2], case)
 
 
+def test_the_memory_in_use_on_any_process_rank_counts_on_all(reports):
+    """Of 1, 2, ... GiB in use the largest; a few KiB of it are parameters, but it is rounded up."""
+    largest = len(reports) * 2**30
+    for report in reports:
+        assert report["in use"] == {"forward": largest, "backward": largest}
+
+
 def test_inference(jobs):
     for report in jobs[2]:
         assert report["inference"] == {"equal": True, "names": ["graph", "graph"]}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BLOCK = re.compile(r"(<!-- not run: [^\n]+ -->\n)?```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_COMMAND = re.compile(r"^(?:    \$? ?)?(apsched .*|.*&& apsched .*)$", re.MULTILINE)
+_COMMAND = re.compile(r"^(?:    \$? ?)?(apsched (?! ).*|.*&& apsched .*)$", re.MULTILINE)
+"""A row of a table has more spaces behind the name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ lowest process rank is its *leader*.
 
 Where a compiler may find code for the graph in a cache, and would then ask for nothing, each says
 first in the same way whether it has found any; it counts where all have, and it launches the same.
+The memory in use goes up and comes down in the same way, and all take the largest.
 """
 
 import hashlib
@@ -51,8 +52,12 @@ least.
 """
 _OF_SHARDS = ("memory_cap_bytes",)
 """Settings that may depend on the sizes of shards: ``floor`` is the least of each graph."""
-_CODE, _ORDER = "code", "order"
-_ABOUT = {_CODE: "its cached code for the graph", _ORDER: "its launches"}
+_CODE, _MEMORY, _ORDER = "code", "memory", "order"
+_ABOUT = {
+    _CODE: "its cached code for the graph",
+    _MEMORY: "the memory of its device",
+    _ORDER: "its launches",
+}
 _AGAIN = "compile again"
 """A finding that is no error."""
 
@@ -197,6 +202,13 @@ class GraphAgreement:
             raise AgreementError(found)
         return not found
 
+    def largest(self, values: Sequence[int]) -> tuple[int, ...]:
+        """Return for each of ``values`` the largest that a process rank of the graph has."""
+        wrong, found = self._agreed(_MEMORY, {group: {} for group in self.groups}, values)
+        if wrong:
+            raise AgreementError(wrong)
+        return found
+
     def check(self, launches: Mapping[str, Sequence[Launch]], kept: str = "") -> None:
         """Return if all process ranks will launch the same in every group; else raise
         ``AgreementError`` on all of them.
@@ -217,24 +229,33 @@ class GraphAgreement:
         """Send the text to compare in each group; return the first mismatch of all texts, empty
         for nothing.
         """
+        return self._agreed(topic, messages, ())[0]
+
+    def _agreed(
+        self, topic: str, messages: Mapping[Group, Mapping[str, Any]], values: Sequence[int]
+    ) -> tuple[str, tuple[int, ...]]:
+        """As :meth:`_verdict`; also return the largest of the ``values`` of all."""
         if not self.groups:
-            return ""
+            return "", tuple(values)
         parent = min(
             (p for p in self.groups if p.leader < self.job.rank),
             key=lambda p: (p.leader, p.key),
             default=None,
         )
         for group, words in messages.items():
-            self._send(group, f"{topic} {self.job.rank}", {**words, "up": group is parent})
-        wrong, count = self._findings(topic)
+            own = {**words, "up": group is parent, "values": [*values]}
+            self._send(group, f"{topic} {self.job.rank}", own)
+        wrong, count, found = self._findings(topic, values)
         if parent is None:
             verdict: dict[str, Any] = {
                 "wrong": wrong,
                 "ranks": count,
+                "values": found,
                 "at": f"{self.groups[0].key}/{topic} all",
             }
         else:
-            self._send(parent, f"{topic} up {self.job.rank}", {"wrong": wrong, "ranks": count})
+            finding = {"wrong": wrong, "ranks": count, "values": found}
+            self._send(parent, f"{topic} up {self.job.rank}", finding)
             verdict = self._receive(
                 parent, f"{topic} verdict", parent.leader, "its verdict", _VERDICT_BY, or_else=wrong
             )
@@ -245,12 +266,12 @@ class GraphAgreement:
                 f"not all of {verdict['ranks']} process ranks have received the verdict within"
                 f" {self.job.deadline_s:.1f} s: one of them ended, or hangs."
                 " Nothing was launched. See the logs of the others, or raise deadline_s"
-            )
-        return str(verdict["wrong"])
+            ), ()
+        return str(verdict["wrong"]), tuple(verdict.get("values", ()))
 
-    def _findings(self, topic: str) -> tuple[str, int]:
+    def _findings(self, topic: str, values: Sequence[int]) -> tuple[str, int, list[int]]:
         """Return the errors in the groups that this process rank speaks for, and in those below,
-        empty for none; and the number of process ranks concerned.
+        empty for none; the number of process ranks concerned, and the largest of their ``values``.
         """
         began_s = time.monotonic()
         led = self._spoken_for()
@@ -271,7 +292,9 @@ class GraphAgreement:
             ),
             "",
         )
-        return wrong or from_below or late, 1 + sum(up["ranks"] for up in ups.values())
+        known = [values, *(w.get("values", ()) for w in (*messages.values(), *ups.values()))]
+        largest = [max(column) for column in zip(*(one for one in known if one), strict=True)]
+        return wrong or from_below or late, 1 + sum(up["ranks"] for up in ups.values()), largest
 
     def _collect(
         self, what: str, sources: Sequence[tuple[Group, int]], share: float, began_s: float
@@ -311,8 +334,8 @@ class GraphAgreement:
         missing = [rank for rank in group.ranks if rank in silent and rank not in received]
         if missing:
             return self._silence(missing, group, _ABOUT[topic], _ORDERS_BY)
-        if len(received) < len(group.ranks):
-            return ""  # another group has failed already
+        if topic == _MEMORY or len(received) < len(group.ranks):
+            return ""  # nothing to compare, or another group has failed already
         digests = {rank: words["digest"] for rank, words in received.items()}
         if topic == _CODE:
             return _AGAIN if None in digests.values() or len(set(digests.values())) > 1 else ""
@@ -393,11 +416,11 @@ class GraphAgreement:
             for number in range(self._num_answers or 1)
             for what in (f"answer {number} identity", f"answer {number}")
         ]
-        verdicts = [f"{topic} verdict" for topic in _ABOUT if orders]
+        topics = tuple(_ABOUT) if orders else (_MEMORY,)
         for group in self._spoken_for():
-            self._send_once(group, [*answers, *verdicts], failure)
-        for group in self.groups if orders else ():
-            self._send_once(group, [f"{topic} {self.job.rank}" for topic in _ABOUT], failure)
+            self._send_once(group, [*answers, *(f"{topic} verdict" for topic in topics)], failure)
+        for group in self.groups:
+            self._send_once(group, [f"{topic} {self.job.rank}" for topic in topics], failure)
 
     def _wait_until_received(self) -> None:
         """On process rank 0, which may hold the store: stay for a moment, so that the others

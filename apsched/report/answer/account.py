@@ -43,6 +43,20 @@ def account_table(results: Sequence[Result]) -> Table | None:
     return table
 
 
+def account_in_words(result: Result) -> str:
+    """Return the account of the device as one sentence, the largest first, if the default memory
+    cap is too small; else an empty text.
+    """
+    if result.account is None or not default_is_too_small(result):
+        return ""
+    lines = sorted(result.account.lines, key=lambda line: -line.size_bytes)
+    return (
+        f"{show_bytes(result.account.left_bytes)} of the device"
+        f" ({show_bytes(result.account.beside.device_bytes)}) is left for the graph: "
+        + ", ".join(f"{show_bytes(line.size_bytes)} {line.what}" for line in lines)
+    )
+
+
 def memory_hint(results: Sequence[Result], trials: Sequence[Trial] = ()) -> list[str]:
     """Return the missing bytes if the default memory cap is too small, and the options that fit: of
     ``trials``, and of the other optimizers and shipped clusters; empty if another cap clashes.

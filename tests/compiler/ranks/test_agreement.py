@@ -383,3 +383,45 @@ def test_nobody_goes_on_where_one_never_hears_that_all_may():
     found = run(*[ask(ALL)] * 3, ends, deadline_s=DEADLINE_S)
     assert [type(one) for one in found[:3]] == [AgreementError] * 3
     assert "not all of 4 process ranks have received" in str(found[0])
+
+
+def most(
+    groups: Mapping[str, Sequence[int]], *values: int, fails: bool = False, late_s: float = 0.0
+) -> Body:
+    """Return a process rank that takes the largest of all ``values``, or fails before."""
+
+    def body(job: Job) -> object:
+        time.sleep(late_s)
+        with GraphAgreement(job, groups) as agreement:
+            if fails:
+                agreement.give_up(InfeasibleError("no capture"))
+                return agreement.check(dict.fromkeys(groups, USUAL), "no capture")
+            found = agreement.largest(values)
+            agreement.check(dict.fromkeys(groups, USUAL))
+        return found
+
+    return body
+
+
+@pytest.mark.parametrize("groups", [[ALL] * 4, MESH], ids=["one group", "mesh"])
+@pytest.mark.parametrize("largest", range(4))
+def test_all_take_the_largest_of_each_value(groups, largest):
+    """Wherever it is, also on a process rank that shares no group with the first."""
+    values = [(10 + rank, -rank, 0) for rank in range(4)]
+    values[largest] = (99, -7, 5)
+    found = run(*[most(g, *v) for g, v in zip(groups, values, strict=True)])
+    expected = tuple(max(column) for column in zip(*values, strict=True))
+    assert found == [expected] * 4
+
+
+@pytest.mark.parametrize("odd", range(4))
+def test_a_failure_before_it_reaches_all_at_once(odd):
+    began_s = time.monotonic()
+    found = run(*[most(g, 1, fails=rank == odd) for rank, g in enumerate(MESH)])
+    all_say(found, "no capture")
+    assert time.monotonic() - began_s < PATIENT_S / 2
+
+
+def test_one_that_says_nothing_is_named():
+    found = run(most(ALL, 1), most(ALL, 2), most(ALL, 3), lambda job: None, deadline_s=DEADLINE_S)
+    all_say(found[:3], "process rank 3 has not reported the memory of its device")

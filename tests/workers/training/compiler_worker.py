@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from torch._inductor import config
 from torch.distributed.device_mesh import init_device_mesh
 
 import apsched
+from apsched.compiler.memory_in_use import MemoryInUse
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
@@ -123,6 +125,17 @@ def inference(module: nn.Module, x: torch.Tensor) -> dict[str, object]:
         "equal": torch.equal(expected, found),
         "names": [r.problem.name for r in backend.results],
     }
+
+
+def in_use(rank: int, module: nn.Module, inputs: list[tuple[torch.Tensor, ...]]) -> dict[str, int]:
+    """Return the other memory that counts for graphs, where each process rank has some in use."""
+    torch._dynamo.reset()
+    settings = {name: value for name, value in QUICK.items() if name != "memory_cap"}
+    backend = apsched.backend(**settings, cluster="h100")
+    used = MemoryInUse(allocated_bytes=(1 + rank) * 2**30)
+    with mock.patch("apsched.compiler.memory_in_use.measured", return_value=used):
+        torch.compile(module, backend=backend)(*inputs[0]).sum().backward()
+    return {r.problem.name: r.account.beside.other_bytes for r in backend.results}
 
 
 def kinds_and_bytes(result: apsched.Result) -> list[list[object]]:
@@ -256,6 +269,7 @@ def report(rank: int, world_size: int) -> dict[str, object]:
     found: dict[str, object] = {"preset": compared(*preset(MESHES[world_size]), "aot_eager")}
     found["blocks"] = against_eager_blocks(rank, world_size)
     found["llama"] = against_eager_llama(world_size)
+    found["in use"] = in_use(rank, *small(layers, [4]))
     if world_size == 2:
         found["inductor"] = compared(
             *small(layers, [4] * NUM_STEPS), "inductor", inductor=True, reshard_after_forward=True

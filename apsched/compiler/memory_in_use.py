@@ -1,0 +1,98 @@
+"""The memory that a job holds on its device beside its graphs, as measured when a graph is
+compiled: other models, NCCL, other processes.
+
+The account of the device (:mod:`apsched.pipeline.device_memory`) assumes a context, communicators
+and the state of an optimizer. Anything above that is other memory, which no schedule can use.
+Cached blocks that hold no tensor count as free: the allocator gives them to the graph.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from apsched.compiler.ranks.agreement import GraphAgreement
+from apsched.compiler.settings import Settings
+from apsched.costs.optimizer_step import state_bytes
+from apsched.names import direction_named
+from apsched.pipeline.device_memory import BesideGraph
+from apsched.pipeline.load import LoadedGraph
+
+_STEP_BYTES = 256 * 2**20
+"""Other memory counts in multiples of this, so that small changes keep the answer."""
+_NO_LIMIT = 2**62
+"""Bytes of no device: more than any has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryInUse:
+    """Memory of the device of this process rank, in bytes."""
+
+    total_bytes: int | None = None
+    """``None``: it has no device."""
+    outside_bytes: int = 0
+    """Taken outside of torch's allocator: the context, NCCL, other processes."""
+    allocated_bytes: int = 0
+    """Of all tensors of this process."""
+
+
+def measured() -> MemoryInUse:
+    """Return the memory in use on the current CUDA device; nothing where this process has none."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        return MemoryInUse()
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    outside_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved()
+    return MemoryInUse(
+        total_bytes=total_bytes,
+        outside_bytes=max(outside_bytes, 0),
+        allocated_bytes=torch.cuda.memory_allocated(),
+    )
+
+
+def agreed_memory(settings: Settings, agreement: GraphAgreement | None) -> MemoryInUse:
+    """Return the most that any process rank of the graph has in use, so that all have the same cap;
+    nothing where a cap is stated. All process ranks call it at once.
+    """
+    if settings.solve_request.memory_cap is not None:
+        return MemoryInUse()
+    own = measured()
+    if agreement is None:
+        return own
+    smaller = -_NO_LIMIT if own.total_bytes is None else -own.total_bytes
+    total, outside, allocated = agreement.largest((smaller, own.outside_bytes, own.allocated_bytes))
+    return MemoryInUse(
+        total_bytes=None if total == -_NO_LIMIT else -total,
+        outside_bytes=outside,
+        allocated_bytes=allocated,
+    )
+
+
+def with_memory_in_use(graph: LoadedGraph, in_use: MemoryInUse, optimizer: str) -> LoadedGraph:
+    """Return ``graph`` with the other memory of the device in its account."""
+    if graph.beside is None or in_use == MemoryInUse():
+        return graph
+    held = _tensors_of(graph, graph.beside, optimizer)
+    return replace(
+        graph, beside=replace(graph.beside, other_bytes=other_bytes(in_use, graph.beside, held))
+    )
+
+
+def other_bytes(in_use: MemoryInUse, beside: BesideGraph, held_bytes: int) -> int:
+    """Return the bytes in use that neither the account nor the graph counts, of whose tensors
+    ``held_bytes`` are alive already; rounded up to 256 MiB.
+    """
+    found = (
+        0 if in_use.total_bytes is None else beside.device_bytes - in_use.total_bytes,
+        in_use.outside_bytes - beside.context_bytes - beside.communicator_bytes,
+        in_use.allocated_bytes - held_bytes,
+    )
+    return -(-sum(size for size in found if size > 0) // _STEP_BYTES) * _STEP_BYTES
+
+
+def _tensors_of(graph: LoadedGraph, beside: BesideGraph, optimizer: str) -> int:
+    """Return the bytes of tensors that the account or the peak of ``graph`` counts, and that may be
+    alive before the step: parameters, state of the optimizer, inputs of forward.
+    """
+    inputs = sum(s.size_bytes for s in graph.problem.storages if s.birth < 0)
+    if direction_named(graph.problem.name) == "backward":
+        inputs = 0  # those that forward saves are not alive yet
+    return max(beside.parameter_bytes, inputs) + state_bytes(optimizer, beside.shards)

@@ -1,0 +1,90 @@
+"""The memory that a job has in use on its device counts in the default cap."""
+
+import pytest
+import torch
+
+from apsched.compiler import memory_in_use
+from apsched.compiler.memory_in_use import MemoryInUse, measured, other_bytes
+from apsched.compiler.schedule_captured import scheduled
+from apsched.compiler.settings import Settings
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.errors import InfeasibleError
+from apsched.pipeline.device_memory import CONTEXT_BYTES, BesideGraph, MemoryAccount
+from tests.helpers.graphs.sharded_layers import captured_layers
+
+MIB = 2**20
+DEVICE = load_cluster("h100").device.memory_bytes
+
+
+def in_use(total_bytes: int | None, outside_bytes: int, allocated_bytes: int) -> MemoryInUse:
+    return MemoryInUse(
+        total_bytes=total_bytes, outside_bytes=outside_bytes, allocated_bytes=allocated_bytes
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "held_bytes", "expected"),
+    [
+        (in_use(80 * MIB, 12 * MIB, 30 * MIB), 30 * MIB, 0),
+        (in_use(None, 0, 0), 30 * MIB, 0),
+        (in_use(79 * MIB, 0, 0), 30 * MIB, 256 * MIB),
+        (in_use(80 * MIB, 12 * MIB + 1, 0), 0, 256 * MIB),
+        (in_use(80 * MIB, 11 * MIB, 257 * MIB), MIB, 256 * MIB),
+        (in_use(70 * MIB, 13 * MIB, 300 * MIB), 50 * MIB, 512 * MIB),
+    ],
+)
+def test_bytes_that_nothing_else_counts(found: MemoryInUse, held_bytes: int, expected: int) -> None:
+    """A smaller device, more outside of the allocator than context and communicators, other
+    tensors: each counts by itself, and one does not make up for another.
+    """
+    beside = BesideGraph(
+        device_bytes=80 * MIB,
+        context_bytes=4 * MIB,
+        num_communicators=2,
+        communicator_bytes=8 * MIB,
+        parameter_bytes=0,
+        bf16_parameter_bytes=0,
+        other_parameter_bytes=0,
+    )
+    assert other_bytes(found, beside, held_bytes) == expected
+    account = MemoryAccount(
+        beside=BesideGraph(**{**_fields(beside), "other_bytes": expected}), optimizer="none"
+    )
+    lines = {line.what: line.size_bytes for line in account.lines}
+    assert lines.get("other memory of the device (measured)", 0) == expected
+
+
+def _fields(beside: BesideGraph) -> dict[str, float]:
+    return {name: getattr(beside, name) for name in BesideGraph.__dataclass_fields__}
+
+
+def test_a_process_without_a_device_has_nothing_in_use() -> None:
+    assert torch.cuda.is_available() or measured() == MemoryInUse()
+
+
+def account_of(direction: int, **settings: object) -> MemoryAccount | None:
+    chosen = Settings.of({"cluster": "h100", "budget": 0.0, **settings})
+    module = scheduled(captured_layers((32, 64, 128)).graphs[direction], chosen)
+    return module.apsched_result.account
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+def test_the_default_cap_is_lower_by_what_is_in_use(
+    monkeypatch: pytest.MonkeyPatch, direction: int
+) -> None:
+    before = account_of(direction)
+    own = CONTEXT_BYTES + before.beside.communicator_bytes
+    found = in_use(DEVICE, own + 1024 * MIB, 1024 * MIB)
+    monkeypatch.setattr(memory_in_use, "measured", lambda: found)
+    after = account_of(direction)
+    assert before.left_bytes - after.left_bytes == 2048 * MIB, "less some KiB of parameters"
+    assert after.beside.other_bytes == 2048 * MIB
+    stated = account_of(direction, memory_cap="1GiB")
+    assert stated.beside.other_bytes == 0, "a stated cap is a number of bytes for the graph"
+
+
+def test_too_much_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = in_use(DEVICE, DEVICE, 0)
+    monkeypatch.setattr(memory_in_use, "measured", lambda: found)
+    with pytest.raises(InfeasibleError, match=r"other memory of the device \(measured\)"):
+        account_of(0)
