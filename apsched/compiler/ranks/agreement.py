@@ -245,7 +245,7 @@ class GraphAgreement:
         for group, words in messages.items():
             own = {**words, "up": group is parent, "values": [*values]}
             self._send(group, f"{topic} {self.job.rank}", own)
-        wrong, count, found = self._findings(topic, values)
+        wrong, count, found = self._findings(topic)
         if parent is None:
             verdict: dict[str, Any] = {
                 "wrong": wrong,
@@ -269,9 +269,9 @@ class GraphAgreement:
             ), ()
         return str(verdict["wrong"]), tuple(verdict.get("values", ()))
 
-    def _findings(self, topic: str, values: Sequence[int]) -> tuple[str, int, list[int]]:
+    def _findings(self, topic: str) -> tuple[str, int, list[int]]:
         """Return the errors in the groups that this process rank speaks for, and in those below,
-        empty for none; the number of process ranks concerned, and the largest of their ``values``.
+        empty for none; the number of process ranks concerned, and the largest of their values.
         """
         began_s = time.monotonic()
         led = self._spoken_for()
@@ -292,8 +292,8 @@ class GraphAgreement:
             ),
             "",
         )
-        known = [values, *(w.get("values", ()) for w in (*messages.values(), *ups.values()))]
-        largest = [max(column) for column in zip(*(one for one in known if one), strict=True)]
+        known = [found.get("values") for found in (*messages.values(), *ups.values())]
+        largest = [max(column) for column in zip(*filter(None, known), strict=True)]
         return wrong or from_below or late, 1 + sum(up["ranks"] for up in ups.values()), largest
 
     def _collect(
