@@ -79,7 +79,7 @@ def test_no_folder_is_too_full() -> None:
 
 
 LONG = {
-    "apsched/cli/commands/solve.py run": 90,
+    "apsched/cli/commands/solve.py run": 76,
     "benchmarks/calibration/worker.py main": 71,
     "benchmarks/common/case.py _solve": 64,
     "benchmarks/execution/report.py _network": 74,

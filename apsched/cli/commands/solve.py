@@ -28,9 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from apsched.errors import ApschedError
+    from apsched.pipeline.cost_choice import CostChoice
     from apsched.pipeline.load import LoadedGraph
     from apsched.pipeline.rate import StepRate
     from apsched.pipeline.result import Result
+    from apsched.pipeline.solve_graph import SolveRequest
+    from apsched.pipeline.sources import SourceRequest
+    from apsched.progress import Progress
     from apsched.whole_step.keep_request import KeepRequest
     from apsched.whole_step.search import StepAnswer
     from apsched.whole_step.solve import Answer, SolvedGraphs
@@ -89,9 +93,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import under_plan
     from apsched.pipeline.steps import with_torch_schedulers
-    from apsched.pipeline.what_fits import what_fits
     from apsched.progress import Progress
-    from apsched.report.summary import print_first, print_solved, report_json
+    from apsched.report.summary import print_solved, report_json
     from apsched.report.table import print_json
     from apsched.whole_step.along_caps import frontier
     from apsched.whole_step.faster_reduction import with_faster_reduction
@@ -121,16 +124,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         graphs, results = solved.graphs, list(solved.results)
         if any(result.best is None for result in results):
             opened.close()  # its process groups end, before others are captured
-            alone = num_micro_batches == 1
-            refuse_infeasible(
-                results,
-                source=args.source,
-                cluster=source.cluster,
-                stdout=stdout,
-                as_json=args.json,
-                trials=what_fits(*where, request, results, progress) if alone else (),
-                of_step=_of_step(solved),
-            )
+            _refuse(args, where, request, solved, source.cluster, stdout, progress)
         if args.inductor:
             results = [
                 with_torch_schedulers(*pair, progress) for pair in zip(graphs, results, strict=True)
@@ -150,19 +144,41 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     if args.json:
         print_json(stdout, **report)
     else:
-        has_graphs = all(graph.captured is not None for graph in graphs)
-        if num_micro_batches == 1:
-            print_first(_first_lines(solved, results, source.rate), stdout)
-        _print_step(solved, apart, along, source.rate, stdout)
+        _print_step(solved, results, apart, along, source.rate, stdout)
         print_solved(
             results,
             written,
             (*source.notes, *([replaced] if replaced else [])),
             stdout,
             metrics=args.metrics,
-            rewritten=has_graphs,
+            rewritten=all(graph.captured is not None for graph in graphs),
         )
     _raise_lost(lost, unwritten)
+
+
+def _refuse(
+    args: argparse.Namespace,
+    where: "tuple[SourceRequest, CostChoice, str]",
+    request: "SolveRequest",
+    solved: "SolvedGraphs",
+    cluster: str,
+    stdout: TextIO,
+    progress: "Progress",
+) -> None:
+    """Raise the error of graphs without a schedule, with the options under which one fits."""
+    from apsched.pipeline.what_fits import what_fits
+    from apsched.whole_step.accumulation_search import AccumulationAnswer
+
+    several = isinstance(solved.answer, AccumulationAnswer)
+    refuse_infeasible(
+        solved.results,
+        source=args.source,
+        cluster=cluster,
+        stdout=stdout,
+        as_json=args.json,
+        trials=() if several else what_fits(*where, request, solved.results, progress),
+        of_step=_of_step(solved),
+    )
 
 
 def _of_step(solved: "SolvedGraphs") -> str:
@@ -235,17 +251,23 @@ def _first_lines(
 
 def _print_step(
     solved: "SolvedGraphs",
+    results: "Sequence[Result]",
     apart: "StepAnswer | None",
     along: "Sequence[Answer]",
     rate: "StepRate | None",
     stdout: TextIO,
 ) -> None:
-    """Print the choice for the step, and the answers along memory caps, if any."""
+    """Print the summary of the step, the choice for it, and the answers along memory caps, as far
+    as it has them.
+    """
     from apsched.report.answer.accumulation import print_accumulation
     from apsched.report.answer.along_caps import print_along_caps
     from apsched.report.answer.whole_step import APART, print_kept
+    from apsched.report.summary import print_first
     from apsched.whole_step.accumulation_search import AccumulationAnswer
 
+    if not isinstance(solved.answer, AccumulationAnswer):
+        print_first(_first_lines(solved, results, rate), stdout)
     if apart is not None:
         print(APART, file=stdout)
         print_kept(apart, stdout)
