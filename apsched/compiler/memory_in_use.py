@@ -19,6 +19,8 @@ from apsched.pipeline.load import LoadedGraph
 
 _STEP_BYTES = 256 * 2**20
 """Other memory counts in multiples of this, so that small changes keep the answer."""
+_LEAST: dict[int, int] = {}
+"""Device -> the least bytes of tensors that were measured there."""
 _NO_LIMIT = 2**62
 """Bytes of no device: more than any has."""
 
@@ -32,7 +34,9 @@ class MemoryInUse:
     outside_bytes: int = 0
     """Taken outside of torch's allocator: the context, NCCL, other processes."""
     allocated_bytes: int = 0
-    """Of all tensors of this process."""
+    """Of all tensors of this process, the least that was measured: activations of a step that runs
+    do not count, and the first graph is compiled before a step.
+    """
 
 
 def measured() -> MemoryInUse:
@@ -41,10 +45,12 @@ def measured() -> MemoryInUse:
         return MemoryInUse()
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     outside_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved()
+    device, now_bytes = torch.cuda.current_device(), torch.cuda.memory_allocated()
+    _LEAST[device] = min(_LEAST.get(device, now_bytes), now_bytes)
     return MemoryInUse(
         total_bytes=total_bytes,
         outside_bytes=max(outside_bytes, 0),
-        allocated_bytes=torch.cuda.memory_allocated(),
+        allocated_bytes=_LEAST[device],
     )
 
 
@@ -57,12 +63,14 @@ def agreed_memory(settings: Settings, agreement: GraphAgreement | None) -> Memor
     own = measured()
     if agreement is None:
         return own
-    smaller = -_NO_LIMIT if own.total_bytes is None else -own.total_bytes
-    total, outside, allocated = agreement.largest((smaller, own.outside_bytes, own.allocated_bytes))
+    total_bytes = _NO_LIMIT if own.total_bytes is None else own.total_bytes
+    least, outside_bytes, allocated_bytes = agreement.largest(
+        (-total_bytes, own.outside_bytes, own.allocated_bytes)
+    )
     return MemoryInUse(
-        total_bytes=None if total == -_NO_LIMIT else -total,
-        outside_bytes=outside,
-        allocated_bytes=allocated,
+        total_bytes=None if least == -_NO_LIMIT else -least,
+        outside_bytes=outside_bytes,
+        allocated_bytes=allocated_bytes,
     )
 
 

@@ -62,6 +62,19 @@ def test_a_process_without_a_device_has_nothing_in_use() -> None:
     assert torch.cuda.is_available() or measured() == MemoryInUse()
 
 
+def test_the_least_of_tensors_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph may be compiled while a step runs. Stands in for a CUDA device, which CI has not."""
+    monkeypatch.setattr(memory_in_use, "_LEAST", {})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (50 * MIB, 80 * MIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 22 * MIB)
+    for now, least in ((20 * MIB, 20 * MIB), (22 * MIB, 20 * MIB), (9 * MIB, 9 * MIB)):
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda now=now: now)
+        assert measured() == in_use(80 * MIB, 8 * MIB, least)
+
+
 def account_of(direction: int, **settings: object) -> MemoryAccount | None:
     chosen = Settings.of({"cluster": "h100", "budget": 0.0, **settings})
     module = scheduled(captured_layers((32, 64, 128)).graphs[direction], chosen)
