@@ -11,8 +11,8 @@ bound holds under every tighter cap. So
    (T(a) - T(b)) unknown;
 4. answer the others in ascending order, each from the solved caps and from the cap before it
    (:mod:`apsched.solver.frontier`);
-5. if a tighter cap has a faster schedule than a solved cap, or a looser cap a higher bound, take
-   that schedule or bound;
+5. if a tighter cap has a faster schedule than a solved cap, a looser cap a faster one that fits,
+   or a looser cap a higher bound, take that schedule or bound;
 6. where neighbours differ by more than the slack, and only other caps answered one of them, solve
    in the middle of the caps around them that are not solved, and repeat step 5, until
    neighbours that differ are solved or proven optimal.
@@ -234,16 +234,22 @@ def _bettered(
     names: Mapping[int | None, str],
     outcomes: Mapping[int | None, Outcome],
 ) -> tuple[Job, ...]:
-    """Return step 5: the tightest cap that a neighbour betters, answered from both."""
-    for tighter, cap in pairwise(caps):
-        if outcomes[tighter].status == Status.INFEASIBLE:
-            continue
-        if (
-            _faster(outcomes[tighter], outcomes[cap])
-            or _bound(cap, caps, outcomes)[0] > outcomes[cap].bound_ticks
-        ):
-            return (_along(cap, (tighter, cap), caps, names, outcomes),)
+    """Return step 5: the tightest cap that another one betters, answered from both."""
+    feasible = [cap for cap in caps if outcomes[cap].status != Status.INFEASIBLE]
+    for k, cap in enumerate(feasible):
+        fitting = (c for c in feasible[k + 1 :] if _fits(outcomes[c], cap))
+        others = (*feasible[max(k - 1, 0) : k], *fitting)
+        best = min(others, key=lambda c: outcomes[c].value[:4], default=cap)
+        if _faster(outcomes[best], outcomes[cap]):
+            return (_along(cap, (best, cap), caps, names, outcomes),)
+        if k and _bound(cap, caps, outcomes)[0] > outcomes[cap].bound_ticks:
+            return (_along(cap, (feasible[k - 1], cap), caps, names, outcomes),)
     return ()
+
+
+def _fits(outcome: Outcome, cap: int | None) -> bool:
+    """Return whether the schedule of ``outcome`` fits a cap."""
+    return cap is None or (outcome.peak_memory_bytes or 0) <= cap
 
 
 def cap_name(cap: MemoryCap | None) -> str:

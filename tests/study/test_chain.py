@@ -48,6 +48,7 @@ def answered(
     *,
     left: dict[str, Outcome] | None = None,
     most: int = 1000,
+    peak_of: Callable[[int], int] = lambda used: used,
 ) -> tuple[dict[str, Outcome], list[Job]]:
     """Answer a chain from ``left`` on with at most so many jobs: a solve is a little off by chance
     of its cap, other answers take the best of what they start from.
@@ -74,7 +75,7 @@ def answered(
         assert job.memory_cap is not None
         cap = job.memory_cap.size_bytes
         used = TOP if cap is None else FLOOR + cap if job.memory_cap.above_floor else cap
-        found = outcome(job, step_of(used), 900, min(used, TOP))
+        found = outcome(job, step_of(used), 900, min(peak_of(used), TOP))
         known[job.name] = better_of(known[job.name], found) if job.name in known else found
     return known, jobs
 
@@ -140,6 +141,29 @@ def test_full_is_monotone_too(seed: int) -> None:
     for tighter, looser in pairwise(values):
         assert (tighter.step_ticks or 0) >= (looser.step_ticks or 0)
     again, _ = answered(chain, lambda cap: times[cap], random.Random(seed + 1))
+    assert again == known
+
+
+@given(st.integers(0, 2**32), st.booleans())
+def test_a_schedule_that_fits_a_tighter_cap_is_taken_back(seed: int, full: bool) -> None:
+    """In the end no cap has a slower schedule than another one that fits it."""
+    steps, times, peaks = random.Random(seed), {}, {}
+    chain = Chain(stated=(WHOLE,), full=full, slack=0.001)
+
+    def step_of(cap: int) -> int:
+        return times.setdefault(cap, 1000 + steps.randrange(500))
+
+    def peak_of(cap: int) -> int:
+        return peaks.setdefault(cap, steps.randint(FLOOR, cap))
+
+    known, jobs = answered(chain, step_of, peak_of=peak_of)
+    assert len(jobs) == len(set(jobs)), "a run does no job twice"
+    values = [known[name] for name in chain.names(known)]
+    for k, tighter in enumerate(values):
+        for looser in values[k + 1 :]:
+            fits = (looser.peak_memory_bytes or 0) <= (tighter.memory_cap_bytes or TOP)
+            assert not fits or tighter.step_ticks <= looser.step_ticks
+    again, _ = answered(chain, step_of, random.Random(seed + 1), peak_of=peak_of)
     assert again == known
 
 
