@@ -226,7 +226,8 @@ class _Search:
         """Solve prefixes of the order in which keeping pays. The rest is gathered again, or
         resharded in the node if all fit so and gain. If not, prefixes are resharded, too.
         """
-        in_node = {p.name: in_node_entry(p.name) for p in self._step.undecided if p.node_bytes}
+        whole = [alike for alike in self._order if all(p.node_bytes for p in alike)]
+        in_node = {name: in_node_entry(name) for name in _names(whole)}
         entries = self._step.always.union(in_node.values())
         again, resharded = self._ticks_of(self._step.always), self._ticks_of(entries)
         if in_node and resharded < again:

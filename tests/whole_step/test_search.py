@@ -18,7 +18,14 @@ from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.solver.bounds.whole_step import StepBound, seam_bytes
 from apsched.whole_step import search
-from apsched.whole_step.choices import Choice, Parameter, named_choices, units
+from apsched.whole_step.choices import (
+    Choice,
+    Parameter,
+    decided_alike,
+    named_choices,
+    splits,
+    units,
+)
 from apsched.whole_step.pair import Step
 from apsched.whole_step.search import search_choices, solve_step
 from tests.helpers.graphs.sharded_layers import FlatPrices, captured_layers, loaded_layers
@@ -318,6 +325,41 @@ def test_the_search_is_near_the_best_choice_with_nodes(seed: int, room: float) -
     assert few < 40 < len(every)
     saved, could = (10**6 + sum(step.saves.values()) - t for t in (answer.best.step_ticks, least))
     assert saved >= 0.75 * could
+
+
+@pytest.mark.parametrize("room", [0.05, 0.2, 0.5, 0.8])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_planned_bucket_is_split(seed: int, room: float) -> None:
+    """Not even where only some of its parameters can be resharded in their node."""
+    rng = random.Random(seed)
+    sizes = [rng.randrange(10**5 + 1, 10**6) for _ in range(9)]
+    parameters = tuple(
+        replace(
+            parameter(f"layers.{k // 3}.w{k % 3}", size, 8 - k),
+            node_bytes=rng.choice((0, size // 4)),
+            together=f"layers.{k // 3}.w0" if k % 3 < 2 else "",
+        )
+        for k, size in enumerate(sizes)
+    )
+    step = MadeUpStep(
+        parameters=parameters,
+        saves={p.name: p.num_elements for p in parameters},
+        room=int(room * sum(p.size_bytes for p in parameters)),
+    )
+    answer = search_choices(step, [step.bound()])  # type: ignore[arg-type]
+    alike = decided_alike(parameters)
+    assert [len(members) for members in alike] == [2, 1] * 3
+    assert len(step.solved) > 1
+    assert not any(splits(kept, alike) for kept in step.solved)
+    ways = [
+        ((), *(tuple(entry[k] for entry in entries) for k in range(min(map(len, entries)))))
+        for entries in ([list(p.entries) for p in members] for members in alike)
+    ]
+    every = [Choice(chain.from_iterable(chosen)) for chosen in product(*ways)]
+    least = min(s.step_ticks for s in map(step.solve, every) if s.fits)
+    assert answer.bound.ticks <= least <= answer.best.step_ticks
+    saved, could = (10**6 + sum(step.saves.values()) - t for t in (answer.best.step_ticks, least))
+    assert saved >= 0.5 * could
 
 
 def parameter(name: str, elements: int, need: int) -> Parameter:
