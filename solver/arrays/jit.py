@@ -1,13 +1,15 @@
 """Compilation of the inner loops, typed: numba's own decorator hides signatures.
 
-Machine code is cached in ``NUMBA_CACHE_DIR`` where that is set, else beside its file, else in the
-user's cache directory; where none of them is writable each process compiles again. numba looks at
+Machine code is cached in ``NUMBA_CACHE_DIR`` where that is set, else beside its file, of an
+installed package beside the package, else in the user's cache directory; where none of them is
+writable each process compiles again. numba looks at
 one file only to decide whether code in the cache is stale, though the code of a function includes
 that of the functions that it calls; here all files with compiled code count.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +19,7 @@ import numba as nb
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_INSTALLED = ("site-packages", "dist-packages")
 _IMPORTED = re.compile(rb"^from (apsched\.solver[\w.]*) import", re.MULTILINE)
 
 
@@ -24,7 +27,8 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Return ``function`` compiled by numba."""
     njit = cast("Any", nb.njit)
     try:
-        dispatcher = njit(cache=True, no_cfunc_wrapper=True)(function)
+        with _caching_beside_the_package():
+            dispatcher = njit(cache=True, no_cfunc_wrapper=True)(function)
         assert dispatcher._cache._cache_file._source_stamp
         dispatcher._cache._cache_file._source_stamp = source_stamp()
     except (
@@ -33,6 +37,30 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     ):
         dispatcher = njit(no_cfunc_wrapper=True)(function)
     return cast("Callable[P, R]", dispatcher)
+
+
+def cache_directory(file: Path) -> Path | None:
+    """Return the directory for the machine code of ``file``, a file of this package that is
+    installed; ``None`` in a checkout.
+
+    It is no part of the package: pip leaves files behind that it did not install, and Python would
+    take the folders that they are in for a package of that name, in place of an editable one.
+    """
+    folder = next((f for f in file.parents if f.name in _INSTALLED), None)
+    return None if folder is None else folder / "apsched-machine-code"
+
+
+@contextmanager
+def _caching_beside_the_package() -> Iterator[None]:
+    """Have numba cache what is decorated in the body there, unless the user states a directory."""
+    config, directory = cast("Any", nb.config), cache_directory(Path(__file__))
+    stated = config.CACHE_DIR
+    if directory is not None and not stated:
+        config.CACHE_DIR = str(directory)
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = stated
 
 
 def has_machine_code(function: Callable[..., Any]) -> bool:

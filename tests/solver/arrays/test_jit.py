@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 import apsched.solver
-from apsched.solver.arrays.jit import has_machine_code, source_stamp, stamp_of
+from apsched.solver.arrays.jit import (
+    cache_directory,
+    has_machine_code,
+    source_stamp,
+    stamp_of,
+)
 
 
 @pytest.fixture
@@ -82,3 +87,37 @@ def test_where_no_cache_can_be_written_functions_are_compiled_all_the_same() -> 
         check=False,
     )
     assert (ran.stdout, ran.stderr) == ("4\n", "")
+
+
+def test_an_installed_package_gets_no_files_that_pip_would_leave_behind(tmp_path: Path) -> None:
+    """What is left of the folders would hide an editable installation of the same package."""
+    packages = tmp_path / "site-packages"
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(apsched.__file__).parent, packages / "apsched", ignore=ignore)
+    code = (
+        "import numba, numpy as np\n"
+        "from apsched.solver.arrays.bucket_prices import num_at_most\n"
+        "print(num_at_most(np.array([1, 2, 3]), 2), numba.config.CACHE_DIR == '')\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=kept | {"PYTHONPATH": str(packages)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.stdout, ran.stderr) == ("2 True\n", "")
+    written = {file.suffix for file in (packages / "apsched").rglob("__pycache__/*")}
+    assert written <= {".pyc"}
+    assert {file.suffix for file in (packages / "apsched-machine-code").rglob("*.nb?")} == {
+        ".nbi",
+        ".nbc",
+    }
+
+
+def test_a_checkout_keeps_machine_code_beside_its_files() -> None:
+    assert cache_directory(Path("/home/me/apsched/solver/arrays/jit.py")) is None
+    found = cache_directory(Path("/env/site-packages/apsched/solver/arrays/jit.py"))
+    assert found == Path("/env/site-packages/apsched-machine-code")
