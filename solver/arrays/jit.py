@@ -52,7 +52,9 @@ def cache_directory(file: Path) -> Path | None:
 
 @contextmanager
 def _caching_beside_the_package() -> Iterator[None]:
-    """Have numba cache what is decorated in the body there, unless the user states a directory."""
+    """Have numba cache the functions that the body decorates there, unless the user states a
+    directory.
+    """
     config, directory = cast("Any", nb.config), cache_directory(Path(__file__))
     stated = config.CACHE_DIR
     if directory is not None and not stated:
