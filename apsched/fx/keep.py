@@ -57,7 +57,7 @@ class GatheredAgain:
     values: tuple[tuple[str, str], ...]
     """Forward node and backward node of each value that is handed over where it is kept."""
     value_bytes: tuple[int, ...]
-    """Of each of them."""
+    """Of each forward node among them: backward may gather a parameter several times."""
     num_elements: int
     """Of the largest of them: those of the parameter."""
     gathers: tuple[str, ...]
@@ -93,7 +93,7 @@ def gathered_again(forward: GraphModule, backward: GraphModule) -> dict[str, Gat
             shard=shard.name,
             passed=passed.name,
             values=tuple((chain[value].name, value.name) for value in values),
-            value_bytes=tuple(node_bytes([value]) for value in values),
+            value_bytes=tuple(node_bytes([v]) for v in dict.fromkeys(chain[v] for v in values)),
             num_elements=max(size_hint(t.numel()) for v in values for t in tensors_of(v)),
             gathers=tuple(
                 node.name
@@ -145,16 +145,21 @@ def with_kept(
     parts: dict[str, str] = {}
     for one in kept:
         found, group = [], (in_node or {}).get(one.shard)
+        handed: dict[str, Node] = {}
         for name, repeated in one.values:
-            value = made[name]
-            _forget_recompute(value)
-            if group is not None:
-                value = hand_over_part(graph, value, group, last_use[value])
-                parts[value.name] = one.shard
-            mark_saved(value)
-            found.append(_Taken(value=value, replaces=repeated, gather=one.gathers[0], group=group))
-        handed = [one_value.value for one_value in found]
-        _hand_over(graph, one.passed, handed, drop=one.frees_shard)
+            if name not in handed:
+                value = made[name]
+                _forget_recompute(value)
+                if group is not None:
+                    value = hand_over_part(graph, value, group, last_use[value])
+                    parts[value.name] = one.shard
+                mark_saved(value)
+                handed[name] = value
+            taking_it = _Taken(
+                value=handed[name], replaces=repeated, gather=one.gathers[0], group=group
+            )
+            found.append(taking_it)
+        _hand_over(graph, one.passed, list(handed.values()), drop=one.frees_shard)
         taken[one.passed] = found
         gone |= {one.passed} if one.frees_shard else set()
     taking = finished_with(backward, _taking(backward.graph, taken, gone))
@@ -194,9 +199,13 @@ def _taking(
         ):
             values[node] = graph.node_copy(node, values.__getitem__)
             values[node].meta = dict(node.meta)
+        given: dict[Node, Node] = {}
         for one in taken.get(node.name, ()) if node.op == "placeholder" else ():
-            value = graph.placeholder(one.value.name)
-            value.meta = {key: item for key, item in one.value.meta.items() if key != "desc"}
+            if one.value not in given:
+                given[one.value] = graph.placeholder(one.value.name)
+                kept_meta = {key: item for key, item in one.value.meta.items() if key != "desc"}
+                given[one.value].meta = kept_meta
+            value = given[one.value]
             if one.group is None:
                 values[known[one.replaces]] = value
             else:

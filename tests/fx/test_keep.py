@@ -1,5 +1,7 @@
 """Parameters kept on a pair of graphs are those that the partitioner would have kept."""
 
+import copy
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -101,3 +103,47 @@ def test_all_parameters_of_a_preset_can_be_kept(model: str, mesh: str, again: in
 def test_a_name_that_is_no_parameter_is_refused(again: Capture) -> None:
     with pytest.raises(InputError, match=r"'weights.7'; there are 3 \(weights.0"):
         keep(*again.graphs, ["weights.7"])
+
+
+def _gathered_twice(capture: Capture, name: str) -> Capture:
+    """Return ``capture`` whose backward gathers the parameter ``name`` for each of two uses, as
+    that of two micro-batches does.
+    """
+    forward, backward = capture.graphs
+    module = copy.deepcopy(backward.module)
+    graph = module.graph
+    again = next(k.again for k in keepable(forward, backward) if k.name == name)
+    node = {n.name: n for n in graph.nodes}[again.values[0][1]]
+    (use,) = node.users
+    chain = [node]
+    while (above := chain[-1].all_input_nodes[0]).op != "placeholder":
+        chain.append(above)
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    with graph.inserting_before(use):
+        for one in reversed(chain):
+            copies[one] = graph.node_copy(one, lambda n: copies.get(n, n))
+        second = graph.node_copy(use, lambda n: copies.get(n, n))
+    with graph.inserting_after(use):
+        both = graph.call_function(torch.ops.aten.add.Tensor, (use, second))
+    both.meta = dict(use.meta)
+    use.replace_all_uses_with(both, delete_user_cb=lambda user: user is not both)
+    module.recompile()
+    return replace(capture, graphs=(forward, replace(backward, module=module)))
+
+
+def test_a_parameter_that_backward_gathers_twice_is_handed_over_once(again: Capture) -> None:
+    capture = _gathered_twice(again, NAMES[1])
+    (once,), (twice,) = (
+        [k.again for k in keepable(*one.graphs) if k.name == NAMES[1]] for one in (again, capture)
+    )
+    assert (len(twice.values), len(twice.gathers)) == (2, 2)
+    assert twice.value_bytes == once.value_bytes
+    (_, plain), (_, kept) = (keep(*one.graphs, [NAMES[1]]) for one in (again, capture))
+    names = [[n.target for n in g.module.graph.find_nodes(op="placeholder")] for g in (plain, kept)]
+    assert names[0] == names[1]
+    assert len(set(names[1])) == len(names[1])
+    target = torch.ops._c10d_functional.all_gather_into_tensor.default
+    left = (
+        len(g.module.graph.find_nodes(op="call_function", target=target)) for g in (plain, kept)
+    )
+    assert next(left) == next(left)
