@@ -56,13 +56,12 @@ def measured() -> MemoryInUse:
 
 def agreed_memory(settings: Settings, agreement: GraphAgreement | None) -> MemoryInUse:
     """Return the most that any process rank of the graph has in use, so that all have the same cap;
-    nothing where a cap is stated. All process ranks call it at once.
+    nothing where a cap is stated, or without other process ranks: no job runs there, and the graph
+    may be for another machine. All process ranks call it at once.
     """
-    if settings.solve_request.memory_cap is not None:
+    if settings.solve_request.memory_cap is not None or agreement is None:
         return MemoryInUse()
     own = measured()
-    if agreement is None:
-        return own
     total_bytes = _NO_LIMIT if own.total_bytes is None else own.total_bytes
     least, outside_bytes, allocated_bytes = agreement.largest(
         (-total_bytes, own.outside_bytes, own.allocated_bytes)
@@ -75,8 +74,8 @@ def agreed_memory(settings: Settings, agreement: GraphAgreement | None) -> Memor
 
 
 def with_memory_in_use(graph: LoadedGraph, in_use: MemoryInUse, optimizer: str) -> LoadedGraph:
-    """Return ``graph`` with the other memory of the device in its account."""
-    if graph.beside is None or in_use == MemoryInUse():
+    """Return ``graph`` with the other memory of the device in its account, if it is for a GPU."""
+    if graph.beside is None or not graph.beside.context_bytes or in_use == MemoryInUse():
         return graph
     held = _tensors_of(graph, graph.beside, optimizer)
     return replace(

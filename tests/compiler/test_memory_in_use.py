@@ -1,16 +1,27 @@
 """The memory that a job has in use on its device counts in the default cap."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from apsched.compiler import memory_in_use
-from apsched.compiler.memory_in_use import MemoryInUse, measured, other_bytes
+from apsched.compiler.memory_in_use import (
+    MemoryInUse,
+    agreed_memory,
+    measured,
+    other_bytes,
+    with_memory_in_use,
+)
+from apsched.compiler.ranks.agreement import GraphAgreement
+from apsched.compiler.ranks.job import Job
 from apsched.compiler.schedule_captured import scheduled
 from apsched.compiler.settings import Settings
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InfeasibleError
 from apsched.pipeline.device_memory import CONTEXT_BYTES, BesideGraph, MemoryAccount
-from tests.helpers.graphs.sharded_layers import captured_layers
+from tests.helpers.graphs.sharded_layers import FlatPrices, captured_layers, loaded_layers
 
 MIB = 2**20
 DEVICE = load_cluster("h100").device.memory_bytes
@@ -77,7 +88,8 @@ def test_the_least_of_tensors_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def account_of(direction: int, **settings: object) -> MemoryAccount | None:
     chosen = Settings.of({"cluster": "h100", "budget": 0.0, **settings})
-    module = scheduled(captured_layers((32, 64, 128)).graphs[direction], chosen)
+    agreement = GraphAgreement(Job(HashStore(), 0), {})
+    module = scheduled(captured_layers((32, 64, 128)).graphs[direction], chosen, agreement)
     return module.apsched_result.account
 
 
@@ -94,6 +106,29 @@ def test_the_default_cap_is_lower_by_what_is_in_use(
     assert after.beside.other_bytes == 2048 * MIB
     stated = account_of(direction, memory_cap="1GiB")
     assert stated.beside.other_bytes == 0, "a stated cap is a number of bytes for the graph"
+
+
+def test_outside_of_a_job_nothing_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph may be for another machine than that of this process."""
+    monkeypatch.setattr(memory_in_use, "measured", lambda: in_use(DEVICE, DEVICE, 0))
+    assert agreed_memory(Settings.of({"cluster": "h100"}), None) == MemoryInUse()
+
+
+def test_a_graph_for_cpus_has_no_memory_of_a_gpu() -> None:
+    graph, _ = loaded_layers(captured_layers((32, 64, 128)), FlatPrices())
+    found = in_use(DEVICE, DEVICE, 0)
+    for context_bytes, other in ((0, 0), (CONTEXT_BYTES, DEVICE - CONTEXT_BYTES)):
+        beside = BesideGraph(
+            device_bytes=DEVICE,
+            context_bytes=context_bytes,
+            num_communicators=0,
+            communicator_bytes=0,
+            parameter_bytes=0,
+            bf16_parameter_bytes=0,
+            other_parameter_bytes=0,
+        )
+        known = with_memory_in_use(replace(graph, beside=beside), found, "adamw")
+        assert 0 <= known.beside.other_bytes - other < 256 * MIB
 
 
 def test_too_much_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ _OF_SHARDS = ("memory_cap_bytes",)
 _CODE, _MEMORY, _ORDER = "code", "memory", "order"
 _ABOUT = {
     _CODE: "its cached code for the graph",
-    _MEMORY: "the memory of its device",
+    _MEMORY: "the memory of its device (it does not where it has a stated memory_cap)",
     _ORDER: "its launches",
 }
 _AGAIN = "compile again"
@@ -94,6 +94,7 @@ class GraphAgreement:
         comparison.
         """
         self._num_answers = 0
+        self._largest: tuple[int, ...] | None = None
         self._left = False
 
     def __enter__(self) -> "GraphAgreement":
@@ -203,11 +204,13 @@ class GraphAgreement:
         return not found
 
     def largest(self, values: Sequence[int]) -> tuple[int, ...]:
-        """Return for each of ``values`` the largest that a process rank of the graph has."""
-        wrong, found = self._agreed(_MEMORY, {group: {} for group in self.groups}, values)
-        if wrong:
-            raise AgreementError(wrong)
-        return found
+        """Return the largest of each of ``values`` of all process ranks; later calls: the same."""
+        if self._largest is None:
+            wrong, found = self._agreed(_MEMORY, {group: {} for group in self.groups}, values)
+            if wrong:
+                raise AgreementError(wrong)
+            self._largest = found
+        return self._largest
 
     def check(self, launches: Mapping[str, Sequence[Launch]], kept: str = "") -> None:
         """Return if all process ranks will launch the same in every group; else raise
@@ -254,8 +257,8 @@ class GraphAgreement:
                 "at": f"{self.groups[0].key}/{topic} all",
             }
         else:
-            finding = {"wrong": wrong, "ranks": count, "values": found}
-            self._send(parent, f"{topic} up {self.job.rank}", finding)
+            up = {"wrong": wrong, "ranks": count, "values": found}
+            self._send(parent, f"{topic} up {self.job.rank}", up)
             verdict = self._receive(
                 parent, f"{topic} verdict", parent.leader, "its verdict", _VERDICT_BY, or_else=wrong
             )
