@@ -155,10 +155,8 @@ def with_kept(
                     parts[value.name] = one.shard
                 mark_saved(value)
                 handed[name] = value
-            taking_it = _Taken(
-                value=handed[name], replaces=repeated, gather=one.gathers[0], group=group
-            )
-            found.append(taking_it)
+            value, gather = handed[name], one.gathers[0]
+            found.append(_Taken(value=value, replaces=repeated, gather=gather, group=group))
         _hand_over(graph, one.passed, list(handed.values()), drop=one.frees_shard)
         taken[one.passed] = found
         gone |= {one.passed} if one.frees_shard else set()
@@ -203,8 +201,8 @@ def _taking(
         for one in taken.get(node.name, ()) if node.op == "placeholder" else ():
             if one.value not in given:
                 given[one.value] = graph.placeholder(one.value.name)
-                kept_meta = {key: item for key, item in one.value.meta.items() if key != "desc"}
-                given[one.value].meta = kept_meta
+                meta = {key: item for key, item in one.value.meta.items() if key != "desc"}
+                given[one.value].meta = meta
             value = given[one.value]
             if one.group is None:
                 values[known[one.replaces]] = value

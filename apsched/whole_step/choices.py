@@ -110,13 +110,12 @@ def units(parameters: Sequence[Parameter]) -> list[tuple[tuple[Parameter, ...], 
     last and backward needs first is held for the shortest time.
     """
     small: list[tuple[Parameter, ...]] = []
+    large: list[tuple[Parameter, ...]] = []
+    for members in decided_alike(parameters):
+        is_small = all(p.num_elements <= THRESHOLD_ELEMENTS for p in members)
+        (small if is_small else large).append(members)
     by_unit: dict[str, list[tuple[Parameter, ...]]] = {}
-    for members in sorted(decided_alike(parameters), key=lambda ps: min(p.need for p in ps)):
-        if all(p.num_elements <= THRESHOLD_ELEMENTS for p in members):
-            small.append(members)
-        else:
-            first = members[0].name
-            by_unit.setdefault(block_of(first) or first, []).append(members)
-    place = {p.name: k for k, p in enumerate(parameters)}
-    small.sort(key=lambda members: place[members[0].name])
+    for members in sorted(large, key=lambda ps: min(p.need for p in ps)):
+        first = members[0].name
+        by_unit.setdefault(block_of(first) or first, []).append(members)
     return ([tuple(small)] if small else []) + [tuple(unit) for unit in by_unit.values()]

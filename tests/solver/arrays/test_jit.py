@@ -69,6 +69,20 @@ def test_machine_code_is_found_in_the_process_and_in_the_cache_on_disk(tmp_path:
     assert has_machine_code(runpy.run_path(str(file))["doubled"])
 
 
+def said(code: str, folder: Path, environment: dict[str, str]) -> tuple[str, str]:
+    """Return the output and the errors of ``code`` in a process that states no directory."""
+    kept = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return ran.stdout, ran.stderr
+
+
 def test_where_no_cache_can_be_written_functions_are_compiled_all_the_same() -> None:
     """As in a container with a read-only file system and without a home directory."""
     nowhere = {"HOME": "/proc/none", "XDG_CACHE_HOME": "/proc/none"}
@@ -78,15 +92,7 @@ def test_where_no_cache_can_be_written_functions_are_compiled_all_the_same() -> 
         "exec(compile('def doubled(x): return 2 * x', '/proc/none/doubled.py', 'exec'), names)\n"
         "print(compiled(names['doubled'])(2))\n"
     )
-    kept = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        env=kept | nowhere,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (ran.stdout, ran.stderr) == ("4\n", "")
+    assert said(code, Path.cwd(), nowhere) == ("4\n", "")
 
 
 def test_an_installed_package_gets_no_files_that_pip_would_leave_behind(tmp_path: Path) -> None:
@@ -99,16 +105,7 @@ def test_an_installed_package_gets_no_files_that_pip_would_leave_behind(tmp_path
         "from apsched.solver.arrays.bucket_prices import num_at_most\n"
         "print(num_at_most(np.array([1, 2, 3]), 2), numba.config.CACHE_DIR == '')\n"
     )
-    kept = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=kept | {"PYTHONPATH": str(packages)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (ran.stdout, ran.stderr) == ("2 True\n", "")
+    assert said(code, tmp_path, {"PYTHONPATH": str(packages)}) == ("2 True\n", "")
     written = {file.suffix for file in (packages / "apsched").rglob("__pycache__/*")}
     assert written <= {".pyc"}
     assert {file.suffix for file in (packages / "apsched-machine-code").rglob("*.nb?")} == {
