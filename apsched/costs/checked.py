@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from apsched.costs.model import CostModel, coalesced_member_us, cut_us
+from apsched.costs.model import CostModel, coalesced_member_us, cut_us, measured_bytes
 from apsched.errors import InputError
 from apsched.names import first_name
 
@@ -41,6 +41,10 @@ class _CheckedCostModel:
         price_us = coalesced_member_us(self.cost_model, kind, first_name(group_name), group_size)
         what = f"coalesced_member_us of {kind} on group {group_name!r} ({group_size} ranks)"
         return None if price_us is None else _checked_us(price_us, what)
+
+    def measured_bytes(self, kind: str, group_name: str, group_size: int) -> tuple[int, ...]:
+        """Return the sizes that were measured; none if the user's model does not state them."""
+        return measured_bytes(self.cost_model, kind, first_name(group_name), group_size)
 
     def cut_us(
         self, graph: torch.fx.Graph

@@ -81,6 +81,12 @@ class ClusterCostModel:
         )
         return "table" if covered else "formula"
 
+    def measured_bytes(self, kind: str, group_name: str, group_size: int) -> tuple[int, ...]:
+        """Return the sizes that the table has for such collectives."""
+        if self._table is None:
+            return ()
+        return self._table.measured_bytes(kind, self._shape(group_name, group_size))
+
     def unpriced(self) -> tuple[str, ...]:
         """Return the requested prices that the table does not have, one line each; empty without a
         table.

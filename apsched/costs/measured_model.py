@@ -82,6 +82,13 @@ class MeasuredCostModel:
         )
         return found or self._fallback.collective_source(kind, group_name, group_size)
 
+    def measured_bytes(self, kind: str, group_name: str, group_size: int) -> tuple[int, ...]:
+        """Return the sizes of such collectives that were measured."""
+        shape = self._measured_shape(kind, group_name, group_size)
+        if shape is None:
+            return self._fallback.measured_bytes(kind, group_name, group_size)
+        return self._table.measured_bytes(kind, shape)
+
     def coalesced_member_us(self, kind: str, group_name: str, group_size: int) -> float | None:
         """Return the price of each member of a coalesced launch, from the cluster."""
         return self._fallback.coalesced_member_us(kind, group_name, group_size)

@@ -17,6 +17,10 @@ A model that knows kernels of several nodes may price cuts of them, by a fourth 
 that kernel after the cut, in microseconds. In a graph that a schedule cut, such nodes carry a mark
 (``apsched.costs.compute.fusion.PIECE``), and ``compute_us`` returns the same. Where the method is
 missing, kernels stay whole.
+
+A model of measured times may state the sizes at which it has one, by a fifth method:
+``measured_bytes(kind, group_name, group_size) -> Sequence[int]``. Prices travel as curves
+(``apsched.costs.price_curve``), which are exact at these sizes.
 """
 
 from collections.abc import Mapping
@@ -55,6 +59,16 @@ def coalesced_member_us(
     """
     price = getattr(cost_model, "coalesced_member_us", None)
     return price(kind, group_name, group_size) if callable(price) else None
+
+
+def measured_bytes(
+    cost_model: CostModel, kind: str, group_name: str, group_size: int
+) -> tuple[int, ...]:
+    """Return the sizes for which ``cost_model`` has a measured time of that collective, in bytes;
+    none if it does not state them.
+    """
+    sizes = getattr(cost_model, "measured_bytes", None)
+    return tuple(sizes(kind, group_name, group_size)) if callable(sizes) else ()
 
 
 def cut_us(

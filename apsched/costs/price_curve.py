@@ -2,13 +2,13 @@
 floats.
 
 A bucket has sizes that no node of the captured graph has, so its price cannot be a number in the
-graph. A curve is sampled once from the cost model, on a grid that depends on nothing else, and read
-by integer interpolation everywhere after: by the solver, by ``simulate`` and by the export of the
-rewritten graph. So all of them agree to the tick.
+graph. A curve is sampled once from the cost model, at sizes that depend on no graph (a fixed grid,
+and those that were measured), and read by integer interpolation everywhere after: by the solver, by
+``simulate`` and by the export of the rewritten graph. So all of them agree to the tick.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -57,14 +57,18 @@ class PriceCurve:
         return prices[k] - (-(size_bytes - sizes[k]) * rise // run)
 
 
-def sample_curve(price_us: Callable[[int], float]) -> PriceCurve:
-    """Return the curve of ``price_us`` (bytes -> microseconds) on the fixed grid, without the
-    points that a line replaces.
+def sample_curve(
+    price_us: Callable[[int], float], measured_bytes: Iterable[int] = ()
+) -> PriceCurve:
+    """Return the curve of ``price_us`` (bytes -> microseconds) on the fixed grid and at
+    ``measured_bytes``, without the points that a line replaces.
+
+    A size that was measured keeps its price, to the tick.
 
     A cost that falls with size is lifted to the largest before it, since a smaller message can
     always be padded.
     """
-    sizes = _grid()
+    sizes = sorted({*_grid(), *measured_bytes})
     prices: list[int] = []
     for size in sizes:
         ticks = us_to_ticks(price_us(size))

@@ -96,7 +96,8 @@ def _curves(dag: nx.DiGraph, costs: MeasuredCosts, cluster: Cluster) -> dict[str
             curves[name] = sample_curve(
                 lambda size_bytes, kind=kind, shape=shape: table.collective_us(  # type: ignore[misc]
                     kind, shape, size_bytes
-                )
+                ),
+                table.measured_bytes(kind, shape),
             )
         launch = launch_curve_name(collective.kind, collective.group)
         if launch in curves and collective.kind in costs.launch_us:

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apsched.costs.checked import checked
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.measured import (
@@ -21,7 +22,7 @@ from apsched.costs.measured import (
 )
 from apsched.costs.measured_file import dump_costs, load_costs
 from apsched.costs.measured_model import MeasuredCostModel, load_cost_model
-from apsched.costs.model import CostModel
+from apsched.costs.model import CostModel, measured_bytes
 from apsched.costs.network.table import load_table
 from apsched.errors import InputError
 
@@ -151,6 +152,9 @@ def test_what_was_measured_goes_first_then_the_formulas():
         assert model.collective_us(kind, group, 4, 1000) == formulas.collective_us(
             kind, group, 4, 1000
         )
+        assert model.measured_bytes(kind, group, 4) == ()
+    for stated in (model, checked(model)):
+        assert {1000, 2000} <= set(measured_bytes(stated, "all_gather", "dp", 4))
 
 
 def test_between_messages_far_apart_time_is_a_line():
@@ -192,6 +196,7 @@ def test_a_table_of_the_users_goes_before_measured_transfers(tmp_path):
         model.collective_us("all_gather", "dp", 4, 1000),
         model.collective_source("all_gather", "dp", 4),
     ) == (77, "table")
+    assert model.measured_bytes("all_gather", "dp", 4) == (1000,)
 
 
 def test_launches_and_copies_of_any_size():

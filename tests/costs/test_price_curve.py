@@ -134,6 +134,18 @@ def test_a_line_needs_few_points_and_a_kink_is_kept() -> None:
     assert len(kink.size_bytes) <= 4
 
 
+def test_a_size_that_was_measured_keeps_its_price() -> None:
+    """A step between two sizes of the grid, which a line would smear over both."""
+    measured = {40_000: 100.0, 49_152: 101.0, 50_000: 400.0}
+
+    def price_us(size: int) -> float:
+        return next((us for at, us in measured.items() if size <= at), 400.0)
+
+    assert sample_curve(price_us)(49_152) > 190_000
+    c = sample_curve(price_us, measured)
+    assert [c(size) for size in measured] == [100_000, 101_000, 400_000]
+
+
 def test_a_price_that_falls_with_size_is_lifted_to_the_largest_before_it() -> None:
     c = sample_curve(lambda n: 20 if n <= 4096 else 10)
     assert c(4096) == 20_000

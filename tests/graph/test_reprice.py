@@ -37,7 +37,7 @@ def _costs(dag, mesh_ranks: int) -> MeasuredCosts:
                 num_ranks=mesh_ranks,
                 num_nodes=max(1, mesh_ranks // 8),
                 source="measured",
-                points=((4096, 55.0), (65536, 99.5)),
+                points=((4096, 55.0), (49152, 56.0), (50_000, 99.5)),  # a step between two samples
                 bytes_per_us=321.0,
             ),
         ),
@@ -67,6 +67,9 @@ def test_a_graph_at_measured_costs_is_what_an_export_at_them_is(mesh):
             assert found.graph == expected.graph
             assert build_problem(found) == build_problem(expected)
             assert dict(dag.nodes(data="record")) != dict(found.nodes(data="record"))
+            for name, curve in found.graph["curves"].items():
+                if name.startswith("all_gather:"):
+                    assert [curve(n) for n in (4096, 49152, 50_000)] == [55_000, 56_000, 99_500]
             shares = cost_shares(found)
             assert sum(shares.values()) == pytest.approx(1)
             assert list(shares.values()) == sorted(shares.values(), reverse=True)

@@ -112,6 +112,13 @@ class CollectiveTable:
             )
         return curve(size_bytes)
 
+    def measured_bytes(self, kind: str, shape: GroupShape) -> tuple[int, ...]:
+        """Return the sizes that were measured, in increasing order; none where :meth:`covers` is
+        false.
+        """
+        curve = self._curve(kind, shape)
+        return () if curve is None else curve.size_bytes
+
     def _curve(self, kind: str, shape: GroupShape) -> _Curve | None:
         exact = self.curves.get((kind, shape.num_ranks, shape.num_nodes))
         return exact or self.curves.get((kind, shape.num_ranks, None))

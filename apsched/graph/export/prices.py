@@ -7,7 +7,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from apsched.costs.model import CostModel, coalesced_member_us
+from apsched.costs.model import CostModel, coalesced_member_us, measured_bytes
 from apsched.costs.price_curve import PriceCurve, sample_curve
 from apsched.fx.collectives import CollectiveCall, is_wait_tensor, tensor_bytes, tensors_of
 from apsched.fx.effects.of_node import effects_of
@@ -117,10 +117,10 @@ def collective_curves(
 def _collective_curve(
     cost_model: CostModel, kind: CollectiveKind, group: str, group_size: int
 ) -> PriceCurve:
+    priced = priced_kind(kind)
     return sample_curve(
-        lambda size_bytes: cost_model.collective_us(
-            priced_kind(kind), group, group_size, size_bytes
-        )
+        lambda size_bytes: cost_model.collective_us(priced, group, group_size, size_bytes),
+        measured_bytes(cost_model, priced, group, group_size),
     )
 
 
