@@ -81,7 +81,9 @@ def _with_chains(
     bound = best_bound(instance, Orders(instance))
     shown = _with_bound(progress, bound)
     in_a_row = solve_requested(alone, caps, options, progress=shown, start=start)
-    if in_a_row.best is None and _too_little(caps, memory_bound_of_any_order(Orders(instance))):
+    if in_a_row.best is None and _too_little(
+        caps, memory_bound_of_any_order(Orders(instance), None)
+    ):
         return in_a_row
     found = interleaved(problem, caps, options, in_a_row, near_enough(bound, options))
     given = scored_start(Instance.of(problem, caps), start)
@@ -113,7 +115,7 @@ def _claimed(
         work = exact.deterministic_work
         if bound.ticks < exact.bound <= found.fastest_ticks:
             bound = TimeBound(ticks=exact.bound, source=BoundSource.CP_SAT)
-    floor = min(memory_bound_of_any_order(orders), found.floor_memory_bytes)
+    floor = min(memory_bound_of_any_order(orders, None), found.floor_memory_bytes)
     anywhere = replace(instance, arrays=without_places(instance.arrays))
     later = later_bounds(anywhere, found.best, found.time_limit_ticks, floor)
     return SolveResult.found(

@@ -197,7 +197,7 @@ class Accumulation:
         """
         cap, problem = self.step.cap_bytes[0], self.step.least[0].problem
         given = sum(s.size_bytes for s in problem.storages if s.kept or s.birth < 0)
-        free = None if cap is None else cap - given, self.step.free_bytes
+        free = None if cap is None else cap - given, self.step.free_before_backward
         first, second = (None if f is None else f - self.other_gradient_bytes for f in free)
         return first, second
 

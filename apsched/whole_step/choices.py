@@ -37,6 +37,10 @@ class Parameter:
     """Of its shard, which lives on though backward does not take it where the parameter is kept."""
     gathers: tuple[int, ...]
     """Collectives of backward that keeping it saves."""
+    values: tuple[str, ...] = ()
+    """Nodes of forward that it is passed from if it is kept, and the inputs of backward that take
+    them.
+    """
     node_bytes: int = 0
     """Bytes passed if it is resharded in its node; 0 where it cannot be."""
     together: str = ""

@@ -1,6 +1,6 @@
 """Forward and backward of one step under one choice: graphs, problems and solved schedules."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from apsched.problem.contention_spec import with_node_groups
 from apsched.problem.problem import Problem, with_contention
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
-from apsched.solver.bounds.whole_step import seam_bytes
+from apsched.solver.bounds.whole_step import bytes_beside, seam_bytes
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice, Parameter
 from apsched.whole_step.rules import by_rules, together_by_plan
@@ -81,6 +81,10 @@ class Step:
     solved: dict[Choice, SolvedChoice] = field(default_factory=dict)
     """Choices that were solved already."""
     made: dict[Choice, Graphs] = field(default_factory=dict)
+    beside_kept: dict[Choice, tuple[int, int]] = field(default_factory=dict)
+    """Choice -> :func:`apsched.solver.bounds.whole_step.bytes_beside` of forward and of
+    backward.
+    """
 
     @classmethod
     def of(cls, graphs: Iterable[LoadedGraph], request: SolveRequest, progress: Progress) -> "Step":
@@ -139,15 +143,36 @@ class Step:
 
     @property
     def free_bytes(self) -> int | None:
-        """Bytes that are left for kept parameters between forward and backward, beside those that
-        a rule keeps; ``None`` without a memory cap.
+        """Bytes that are left for kept parameters, beside those that a rule keeps, while all that
+        may be kept are alive; ``None`` without a memory cap.
         """
+        _, backward = self._beside_most
+        cap = self.cap_bytes[1]
+        left = [self.free_before_backward]
+        if cap is not None:
+            left.append(cap - backward - self.beside_bytes(self.most))
+        return min((one for one in left if one is not None), default=None)
+
+    @property
+    def free_before_backward(self) -> int | None:
+        """As :attr:`free_bytes`, up to the first node of backward."""
         forward, backward = seam_bytes(*(graph.problem for graph in self.least))
-        seams = forward, backward + self.beside_bytes(self.always)
+        seams = max(forward, self._beside_most[0]), backward + self.beside_bytes(self.always)
         left = [
             cap - seam for cap, seam in zip(self.cap_bytes, seams, strict=True) if cap is not None
         ]
         return min(left, default=None)
+
+    @property
+    def _beside_most(self) -> tuple[int, int]:
+        if self.most not in self.beside_kept:
+            names = {name for p in self.undecided for name in p.values}
+            forward, backward = (
+                bytes_beside(graph.problem, caps, _storages_of(graph, names))
+                for graph, caps in zip(self.under(self.most), self.caps, strict=True)
+            )
+            self.beside_kept[self.most] = forward, backward
+        return self.beside_kept[self.most]
 
     @property
     def entry_bytes(self) -> dict[str, int]:
@@ -282,6 +307,16 @@ def with_kept(graphs: Graphs, kept: Choice) -> Graphs:
     return _beside_each_other(first, second)
 
 
+def _storages_of(graph: LoadedGraph, names: Collection[str]) -> frozenset[int]:
+    """Return the storages behind the nodes ``names``."""
+    records = (
+        graph.dag.nodes[node]["record"]
+        for node, name in enumerate(graph.problem.node_names)
+        if name in names
+    )
+    return frozenset(s for record in records for s in (*record.allocates, *record.aliases))
+
+
 def kept_tensors(again: Sequence[LoadedGraph], kept: Graphs) -> dict[str, tuple[str, ...]]:
     """Return graph -> nodes whose values are kept in ``kept``, made of the pair ``again``: outputs
     of forward, inputs of backward.
@@ -342,6 +377,7 @@ def _parameter(found: "Keepable", backward: Problem) -> Parameter:
             for c, one in enumerate(backward.collectives)
             if backward.node_names[one.start] in again.gathers
         ),
+        values=tuple(dict.fromkeys(name for name, _ in again.values)),
         node_bytes=sum(allocated_bytes(size // parts) for size in again.value_bytes)
         if parts
         else 0,

@@ -2,6 +2,7 @@
 then along the order in which keeping pays.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
@@ -139,6 +140,7 @@ def search_choices(step: Step, bounds: Sequence[StepBound]) -> StepAnswer:
     if len(step.undecided) <= _FEW:
         search.look(search.every_choice())
     else:
+        search.look(search.densest())
         search.along_order()
         search.look(search.filled())
     best = _least_memory_within_slack(step, baselines)
@@ -163,11 +165,14 @@ class _Search:
         self._index = {p.name: k for k, p in enumerate(step.undecided)}
         self._units = units(step.undecided)
         self._order = [alike for unit in self._units for alike in unit]
+        self._entry_bytes = step.entry_bytes
+        self._cap_bytes = min((cap for cap in step.cap_bytes if cap is not None), default=None)
         self.bound = _least_bound(bounds)
+        self._saved = [bound.saved_ticks for bound in bounds]
         self._enough = self.bound.ticks * (1 + step.request.options.time_slack / 2)
 
     def may_fit(self, kept: Choice) -> bool:
-        """Return whether memory between forward and backward may hold the choice ``kept``."""
+        """Return whether memory may hold the choice ``kept`` between forward and backward."""
         whole, in_node = self._items(kept_whole(kept)), self._items(kept_in_node(kept))
         return any(bound.may_fit(whole, in_node) for bound in self._bounds)
 
@@ -215,6 +220,24 @@ class _Search:
                 return _NEVER
         return _ticks(step.solve(kept))
 
+    def _should_fit(self, kept: Choice) -> bool:
+        """Return whether the choice ``kept`` may fit, and is expected to: the least memory of a
+        choice grows with the bytes that are kept, by as much as in those that were solved.
+        """
+        step, cap = self._step, self._cap_bytes
+        if not self.may_fit(kept):
+            return False
+        if cap is None:
+            return True
+        known = [
+            (solved.least_bytes, solved.kept_bytes)
+            for solved in (step.solve(step.always), *step.solved.values())
+        ]
+        least, of_rules = known[0]
+        slopes = [(size - least) / (of - of_rules) for size, of in known if of > of_rules]
+        more = sum(self._entry_bytes[entry] for entry in kept) - of_rules
+        return least + min((1.0, *slopes)) * more <= cap
+
     def every_choice(self) -> Iterator[Choice]:
         """Yield all choices, those with the fewest kept parameters first."""
         options = [((), *_entries(alike)) for alike in decided_alike(self._step.undecided)]
@@ -250,20 +273,26 @@ class _Search:
             ends.append(ends[-1] + len(unit))
         known: dict[int, float] = {}
 
+        def choice(k: int) -> Choice:
+            entries = (
+                *map(first, _names(self._order[:k])),
+                *map(rest, _names(self._order[k:])),
+            )
+            return self._step.always.union(filter(None, entries))
+
         def look(at: Iterable[int]) -> None:
             for k in sorted(set(at) - known.keys()):
-                entries = (
-                    *map(first, _names(self._order[:k])),
-                    *map(rest, _names(self._order[k:])),
-                )
-                known[k] = self._ticks_of(self._step.always.union(filter(None, entries)))
+                known[k] = self._ticks_of(choice(k))
 
-        last = len(ends) - 1
+        most = bisect_right(
+            range(1, ends[-1] + 1), 0, key=lambda k: not self._should_fit(choice(k))
+        )
+        last = bisect_right(ends, most) - 1
         inside = [ends[round(last * k / _FIRST)] for k in range(1, _FIRST)]
-        look((0, ends[last]))
+        look((0, most))
         for k in reversed(inside):
             look((k,))
-            if known[ends[last]] != _NEVER and not self._is_near(known[k]):
+            if known.get(ends[-1], _NEVER) != _NEVER and not self._is_near(known[k]):
                 break
         for _ in range(_ROUNDS):
             best = min(known, key=lambda k: (known[k], k))
@@ -291,17 +320,34 @@ class _Search:
         return ticks <= _best_ticks(self._step) * (1 + slack)
 
     def filled(self) -> Iterator[Choice]:
-        """Yield the best choice with more parameters kept or resharded, as far as memory may hold
-        them, in the order in which keeping pays and the largest first; and the largest alone.
+        """Yield the best choice with more parameters kept or resharded, as far as they are expected
+        to fit, in the order in which keeping pays and the largest first; and the largest alone.
         """
         best = min(self._step.solved.values(), key=_ticks).kept
         largest = sorted(self._order, key=lambda alike: -sum(p.size_bytes for p in alike))
         least = self._step.always
         for start, order in ((best, self._order), (best, largest), (least, largest)):
-            ways = [_entries(alike) for alike in order]
-            yield self._with_more(start, [whole for whole, *_ in ways])
-            if parts := [part for _, *others in ways for part in others]:
-                yield self._with_more(start, parts)
+            yield from self._filled_with(start, order)
+
+    def densest(self) -> Iterator[Choice]:
+        """Yield the parameters that save the most time per byte, kept or resharded, as far as they
+        are expected to fit.
+        """
+        order = sorted(self._order, key=self._ticks_per_byte, reverse=True)
+        yield from self._filled_with(self._step.always, order)
+
+    def _filled_with(self, start: Choice, order: Sequence[Sequence[Parameter]]) -> Iterator[Choice]:
+        """Yield the choice ``start`` with more parameters in that order: kept, and resharded."""
+        ways = [_entries(alike) for alike in order]
+        yield self._with_more(start, [whole for whole, *_ in ways])
+        if parts := [part for _, *others in ways for part in others]:
+            yield self._with_more(start, parts)
+
+    def _ticks_per_byte(self, alike: Sequence[Parameter]) -> float:
+        """Return the time per byte that keeping the parameters ``alike`` saves, by the bound."""
+        items = [self._index[p.name] for p in alike]
+        saved = max(sum(values[i] for i in items) for values in self._saved)
+        return saved / sum(p.size_bytes for p in alike)
 
     def _with_more(self, start: Choice, entries: Iterable[tuple[str, ...]]) -> Choice:
         """Return ``start`` with those of ``entries``, those that are decided on alike together,
@@ -311,7 +357,7 @@ class _Search:
         for together in entries:
             names = set(map(name_of, together))
             more = kept - set(map(in_node_entry, names)) | set(together)
-            if not names & kept and self.may_fit(more):
+            if not names & kept and self._should_fit(more):
                 kept = more
         return kept
 

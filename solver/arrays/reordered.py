@@ -87,6 +87,7 @@ class Touched:
 class Life:
     """The certain lifetime of a storage."""
 
+    storage: int
     nodes: tuple[int, ...]
     """Compute nodes, as captured, that touch it."""
     from_beginning: bool
@@ -122,6 +123,7 @@ class Orders:
         num_compute = len(problem.compute_order)
         self.moving = _touched(problem, moving, compute_index, num_compute)
         self.fixed = _touched(problem, fixed, compute_index, num_compute)
+        self._storages = [s for s, _ in (*fixed, *moving)]
         self.fixed_bytes = np.array(
             [problem.storages[s].size_bytes for s, _ in fixed], dtype=np.int64
         )
@@ -209,6 +211,7 @@ class Orders:
         num_compute = len(self.arrays.compute_ticks)
         fixed_bytes, moving_bytes = self.fixed_bytes.tolist(), self.arrays.storage_bytes.tolist()
         result_of = {int(s): c for c, s in enumerate(self.arrays.output_storage) if s >= 0}
+        storages = iter(self._storages)
         for touched, sizes, moves in (
             (self.fixed, fixed_bytes, False),
             (self.moving, moving_bytes, True),
@@ -221,6 +224,7 @@ class Orders:
                         size - ALLOCATION_BYTES + 1, 0
                     )  # it may lie inside a bucket's buffer, which is rounded up once
                 yield Life(
+                    storage=next(storages),
                     nodes=tuple(k for k in nodes if k < num_compute),
                     from_beginning=bool(touched.from_beginning[s]),
                     to_the_end=num_compute in nodes,

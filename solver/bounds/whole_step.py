@@ -7,7 +7,8 @@ forward to backward.
     i      a parameter that backward gathers again by the collectives C_i, unless it is kept, which
            takes m_i bytes
     y_i    1 where parameter i is kept, 0 where it is gathered again; here anything in between
-    M      bytes that are left for kept parameters between forward and backward
+    M      bytes that are left for kept parameters between forward and backward, and at the compute
+           nodes at which all that may be kept are alive if they are kept
     B(.)   the bound on one graph (:mod:`apsched.solver.bounds.best`)
     w_c    bytes of collective c, times the least price of a byte on its stream
     o_c    least work of collective c on the compute stream, alone or in a bucket
@@ -29,7 +30,7 @@ to (S5) is least over y under (S1) where the parameters with the most time per b
 the last one in part.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,6 +41,7 @@ from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.relaxed import without_copies
 from apsched.solver.arrays.reordered import Orders
+from apsched.solver.bounds.any_order.memory import certainly_alive
 from apsched.solver.bounds.best import best_bound
 from apsched.solver.bounds.linear_program import Costs, Floats, costs_in_any_bucket, weights_of
 from apsched.solver.bounds.step_time import TimeBound, least_work
@@ -69,6 +71,15 @@ def seam_bytes(forward: Problem, backward: Problem) -> tuple[int, int]:
     left = sum(s.size_bytes for s in forward.storages if s.kept or s.uses[-1:] == (last,))
     given = sum(s.size_bytes for s in backward.storages if s.kept or s.birth < 0)
     return left, given
+
+
+def bytes_beside(problem: Problem, caps: Caps, kept: Collection[int]) -> int:
+    """Return the most bytes, without those of the storages ``kept``, that are alive at one compute
+    node in every schedule of ``problem``, of the nodes at which all of ``kept`` are alive in every
+    schedule, too; 0 where there is none.
+    """
+    alive = certainly_alive(Orders(Instance.of(problem, caps)), caps.max_compute_move, kept)
+    return int(alive.live_bytes[alive.all_apart].max(initial=0))
 
 
 def least_prices(problems: Iterable[Problem]) -> dict[str, int]:
@@ -153,6 +164,16 @@ class StepBound:
     def least_bytes(self) -> tuple[int, ...]:
         """m_i."""
         return tuple(map(min, self.kept_bytes, self.node_bytes or self.kept_bytes))
+
+    @property
+    def saved_ticks(self) -> tuple[float, ...]:
+        """The time that keeping each parameter saves in that of (S3) to (S5) which is the bound
+        over all choices.
+        """
+        return max(
+            self.rows,
+            key=lambda row: row[1] + _least_left(row[2], self.least_bytes, self.free_bytes),
+        )[2]
 
     def over_choices(self) -> TimeBound:
         """Return the bound over all choices: (S2) to (S5) under (S1)."""

@@ -61,9 +61,7 @@ class FeasibilityOracle:
 
     def _decide(self, caps: Caps) -> tuple[bool | None, Scored | None]:
         moves = may_move(self.problem, caps)
-        if caps.memory_cap_bytes is not None and caps.memory_cap_bytes < self._memory_bound(
-            moves=caps.max_compute_move != 0
-        ):
+        if caps.memory_cap_bytes is not None and caps.memory_cap_bytes < self._memory_bound(caps):
             return False, None
         if caps.in_flight_cap_bytes is not None and caps.in_flight_cap_bytes < self.largest:
             return False, None  # alone, a collective has all of its output in flight
@@ -94,10 +92,10 @@ class FeasibilityOracle:
             exact = model.any_schedule(self.options)
         return False if exact.infeasible else None, None
 
-    def _memory_bound(self, *, moves: bool) -> int:
-        return (
-            memory_bound_of_any_order(self._orders) if moves else memory_bound(self.instance.arrays)
-        )
+    def _memory_bound(self, caps: Caps) -> int:
+        if caps.max_compute_move == 0:
+            return memory_bound(self.instance.arrays)
+        return memory_bound_of_any_order(self._orders, caps.max_compute_move)
 
     def _with_compute_moved(self, caps: Caps, enough_bytes: int) -> list[Schedule]:
         lower = lower_peak(self._mover, replace(caps, memory_cap_bytes=None), enough_bytes)

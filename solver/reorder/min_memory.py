@@ -112,7 +112,7 @@ def least_memory_with(
         return LeastMemory(
             peak_bytes=least, bound_bytes=bound, as_captured_bytes=least, as_captured=program
         )
-    bound = min(memory_bound_of_any_order(mover.orders), least)
+    bound = min(memory_bound_of_any_order(mover.orders, instance.caps.max_compute_move), least)
     lowered = lower_peak(mover, instance.caps, bound)
     lowest = min((least, *(lower.peak_bytes for lower in lowered)))
     if bound < lowest and is_small(instance.problem, mover.orders):
@@ -169,7 +169,7 @@ def _bound_where_floated(instance: Instance, options: SolveOptions, known_bytes:
     bound = (
         memory_bound(instance.arrays)
         if instance.caps.max_compute_move == 0
-        else memory_bound_of_any_order(Orders(instance))
+        else memory_bound_of_any_order(Orders(instance), instance.caps.max_compute_move)
     )
     if bound < known_bytes and (model := floated_model(instance)) is not None:
         exact = model.minimize_peak(options, None)

@@ -46,6 +46,6 @@ def test_without_a_proof_the_bound_is_that_of_any_order(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(ExactModel, "minimize_peak", nothing_proven)
     problem = drawn(10)
-    bound = memory_bound_of_any_order(Orders(Instance.of(problem)))
+    bound = memory_bound_of_any_order(Orders(Instance.of(problem)), 200)
     least, proven = least_memory(problem, Caps(max_compute_move=200))
     assert proven == bound < least

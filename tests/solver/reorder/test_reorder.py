@@ -256,7 +256,7 @@ def test_memory_bound_holds_for_every_order(seed: int) -> None:
     )
     small = problem_arrays(problem)
     mover = ComputeMover(Instance(problem=problem, arrays=small))
-    bound = memory_bound_of_any_order(mover.orders)
+    bound = memory_bound_of_any_order(mover.orders, None)
     for k in range(20):
         assert (
             bound <= simulate(problem, random_schedule(problem, 100 * seed + k)).peak_memory_bytes

@@ -81,7 +81,7 @@ def test_an_input_that_nothing_uses_is_gone_before_the_first_launch(
     )  # all inputs; the shards, and what the second node has
     bounds = (
         memory_bound(small),
-        memory_bound_of_any_order(Orders(Instance(problem=problem, arrays=small))),
+        memory_bound_of_any_order(Orders(Instance(problem=problem, arrays=small)), None),
     )
     assert max(bounds) <= least
     if 1024 + unused_bytes == least:

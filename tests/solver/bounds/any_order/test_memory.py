@@ -1,0 +1,97 @@
+"""Memory that is alive in every order of the compute, against orders that ``verify`` accepts."""
+
+import random
+
+import pytest
+
+from apsched.config import Caps
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Schedule, Step, StepKind
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.reordered import Orders
+from apsched.solver.bounds.any_order.memory import certainly_alive, memory_bound_of_any_order
+from tests.helpers.oracle import orders_within
+from tests.helpers.problems.by_hand import ByHand
+
+NUM_COMPUTE = 7
+
+
+def few_dependences(seed: int) -> Problem:
+    """Seven compute nodes, most of which may stand anywhere, and no collective."""
+    rng, hand = random.Random(seed), ByHand()
+    values = [hand.input(f"x{i}", 512 * rng.randint(1, 9)) for i in range(3)]
+    for i in range(NUM_COMPUTE):
+        read = rng.sample(values, rng.randint(1, 2))
+        values.append(hand.compute(f"c{i}", 1, *read, size=512 * rng.randint(1, 9)))
+    return hand.output(rng.choice(values[3:]))
+
+
+def schedules(problem: Problem, max_move: int | None) -> list[Schedule]:
+    inputs = [node for node in range(problem.num_nodes) if node not in problem.captured_order]
+    found = [
+        Schedule(
+            buckets=(),
+            steps=tuple(Step(StepKind.NODE, i) for i in (*inputs[:-1], *order, inputs[-1])),
+        )
+        for order in orders_within(problem, max_move)
+    ]
+    caps = Caps(max_compute_move=max_move)
+    assert all(not verify(problem, schedule, caps) for schedule in found)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_order_within_the_cap_needs_less(seed: int) -> None:
+    problem = few_dependences(seed)
+    orders = Orders(Instance.of(problem))
+    bounds = []
+    for max_move in (0, 1, 2, 3, None):
+        least = min(simulate(problem, s).peak_memory_bytes for s in schedules(problem, max_move))
+        bounds.append(memory_bound_of_any_order(orders, max_move))
+        assert bounds[-1] <= least
+        if max_move == 0:
+            assert bounds[-1] == least
+    assert bounds == sorted(bounds, reverse=True)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_alive_at_a_node_is_alive_there_in_each_order(seed: int) -> None:
+    """Also where some storages are set apart: these are alive where they are said to be, and the
+    others count.
+    """
+    problem, rng = few_dependences(seed), random.Random(seed)
+    apart = rng.sample(range(len(problem.storages)), 2)
+    orders = Orders(Instance.of(problem))
+    apart_bytes = sum(problem.storages[s].size_bytes for s in apart)
+    for max_move in (0, 1, 2, None):
+        alive = certainly_alive(orders, max_move, apart)
+        for schedule in schedules(problem, max_move):
+            timeline = simulate(problem, schedule)
+            for step, live_bytes in zip(schedule.steps, timeline.live_bytes, strict=True):
+                if step.index in problem.captured_order:
+                    k = problem.captured_order.index(step.index)
+                    assert alive.live_bytes[k] + alive.all_apart[k] * apart_bytes <= live_bytes
+    at = certainly_alive(orders, 0, apart)
+    place = dict.fromkeys(range(problem.num_nodes), -1)  # of inputs
+    place |= {node: k for k, node in enumerate(problem.captured_order)}
+    place[problem.num_nodes - 1] = NUM_COMPUTE
+    uses = [[place[node] for node in problem.storages[s].uses] for s in apart]
+    for k in range(NUM_COMPUTE):
+        assert at.all_apart[k] == all(min(of_one) <= k <= max(of_one) for of_one in uses)
+
+
+def test_a_node_captured_far_behind_stays_behind() -> None:
+    """The last of five independent nodes frees its input. Where nodes move by one place, it stays
+    behind the first two, so that both of these have the input next to them.
+    """
+    hand = ByHand()
+    large = hand.input("large", 4096)
+    results = [hand.compute(f"c{i}", 1, size=512) for i in range(4)]
+    results.append(hand.compute("last", 1, large, size=512))
+    orders = Orders(Instance.of(hand.output(*results)))
+    alive = {move: certainly_alive(orders, move).live_bytes.tolist() for move in (1, 2, None)}
+    assert alive[1] == [4096 + 512, 4096 + 512, 512, 2 * 512, 4096 + 3 * 512]
+    assert alive[2] == [512] * 4 + [4096 + 512]
+    assert alive[None] == alive[2]
