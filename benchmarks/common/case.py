@@ -300,55 +300,53 @@ def _solve(
         with timed() as solving:
             result = solve_graph(graph.loaded, SolveRequest(), _QUIET, caps=caps)
         row = replace(row, solve_cpu_s=solving.cpu_s, solve_wall_s=solving.wall_s)
-        if result.best is None or result.timeline is None:
-            least = (
-                dict(result.answer.infeasibility.least)
-                if result.answer.infeasibility is not None
-                else {}
-            )
-            least_cap = least.get("memory_cap_bytes", 0)
-            return (
-                replace(
-                    row,
-                    status=result.answer.status,
-                    message=explain_infeasible(result),
-                    least_cap_bytes=least_cap,
-                ),
-                None,
-            )
+        if result.best is None:
+            return _without_schedule(row, result), None
         with timed() as writing:
             module = _write_back(graph.loaded, result)
-        answer, best = result.answer, result.best
-        baselines = tuple(
-            Baseline(name=b.name, step_ticks=b.step_time_ticks, fits=b.fits)
-            for b in answer.baselines
-        )
-        return (
-            replace(
-                row,
-                status=answer.status,
-                step_ticks=best.step_time_ticks,
-                fastest_ticks=answer.fastest_ticks,
-                bound_ticks=answer.bound_ticks,
-                bound_source=answer.bound_source,
-                solved_by=answer.solved_by,
-                exposed_ticks=result.timeline.exposed_ticks,
-                peak_bytes=best.peak_memory_bytes,
-                peak_bound_bytes=answer.peak_bound_bytes,
-                num_launches=best.num_launches,
-                launches_bound=answer.launches_bound,
-                baselines=baselines,
-                write_back_cpu_s=writing.cpu_s,
-                write_back_wall_s=writing.wall_s,
-                round_trip_exact=_exact(graph, module, result),
-                deterministic_work=answer.deterministic_work,
-                moved_nodes=len(moved_compute(graph.problem, best.schedule)),
-                compute_move=furthest_move(graph.problem, best.schedule),
-            ),
-            result,
-        )
+        row = replace(row, write_back_cpu_s=writing.cpu_s, write_back_wall_s=writing.wall_s)
+        row = replace(row, round_trip_exact=_exact(graph, module, result))
+        return _with_schedule(row, graph.problem, result), result
     except Exception as error:  # one failure must not lose the other cases
         return replace(row, status="failed", message=_first_line(error)), None
+
+
+def _without_schedule(row: Row, result: Result) -> Row:
+    why = result.answer.infeasibility
+    least = {} if why is None else dict(why.least)
+    return replace(
+        row,
+        status=result.answer.status,
+        message=explain_infeasible(result),
+        least_cap_bytes=least.get("memory_cap_bytes", 0),
+    )
+
+
+def _with_schedule(row: Row, problem: Problem, result: Result) -> Row:
+    answer, best = result.answer, result.best
+    assert best is not None
+    assert result.timeline is not None
+    return replace(
+        row,
+        status=answer.status,
+        step_ticks=best.step_time_ticks,
+        fastest_ticks=answer.fastest_ticks,
+        bound_ticks=answer.bound_ticks,
+        bound_source=answer.bound_source,
+        solved_by=answer.solved_by,
+        exposed_ticks=result.timeline.exposed_ticks,
+        peak_bytes=best.peak_memory_bytes,
+        peak_bound_bytes=answer.peak_bound_bytes,
+        num_launches=best.num_launches,
+        launches_bound=answer.launches_bound,
+        baselines=tuple(
+            Baseline(name=b.name, step_ticks=b.step_time_ticks, fits=b.fits)
+            for b in answer.baselines
+        ),
+        deterministic_work=answer.deterministic_work,
+        moved_nodes=len(moved_compute(problem, best.schedule)),
+        compute_move=furthest_move(problem, best.schedule),
+    )
 
 
 def _write_back(graph: LoadedGraph, result: Result) -> torch.fx.GraphModule:

@@ -89,22 +89,7 @@ def _network(run: Mapping[str, Any]) -> list[str]:
             " predicted, ms | off | neither slowed, ms | peak counted, MiB | predicted, MiB |"
         ),
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        time_us = median(row["measured_us"])
-        low, _, high = quantiles(row["measured_us"], n=4)
-        predicted, alone = row["predicted_us"], row["predicted_alone_us"]
-        counted, told = (
-            max(graph[key] for graph in row["memory"]) / 2**20
-            for key in ("counted_bytes", "predicted_bytes")
-        )
-        lines.append(
-            f"| {row['name']} | {'yes' if row['fits'][1] else 'no'} | {time_us / 1e3:.1f} |"
-            f" {low / 1e3:.1f} to {high / 1e3:.1f} | {time_us / best:.3f} | {predicted / 1e3:.1f} |"
-            f" {100 * (predicted / time_us - 1):+.1f} % | {alone / 1e3:.1f} | {counted:.2f} |"
-            f" {told:.2f} |"
-        )
-    lines += [
+        *(_schedule(row, best) for row in rows),
         "",
         (
             "Pairs whose order by prediction is not that by measurement, though quartiles do not"
@@ -112,3 +97,19 @@ def _network(run: Mapping[str, Any]) -> list[str]:
         ),
     ]
     return [*lines, *(f"- {a} and {b}" for a, b in wrong)]
+
+
+def _schedule(row: Mapping[str, Any], best_us: float) -> str:
+    time_us = median(row["measured_us"])
+    low, _, high = quantiles(row["measured_us"], n=4)
+    predicted, alone = row["predicted_us"], row["predicted_alone_us"]
+    counted, told = (
+        max(graph[key] for graph in row["memory"]) / 2**20
+        for key in ("counted_bytes", "predicted_bytes")
+    )
+    return (
+        f"| {row['name']} | {'yes' if row['fits'][1] else 'no'} | {time_us / 1e3:.1f} |"
+        f" {low / 1e3:.1f} to {high / 1e3:.1f} | {time_us / best_us:.3f} | {predicted / 1e3:.1f} |"
+        f" {100 * (predicted / time_us - 1):+.1f} % | {alone / 1e3:.1f} | {counted:.2f} |"
+        f" {told:.2f} |"
+    )

@@ -79,10 +79,6 @@ def test_no_folder_is_too_full() -> None:
 
 
 LONG = {
-    "apsched/cli/commands/solve.py run": 76,
-    "benchmarks/calibration/worker.py main": 71,
-    "benchmarks/common/case.py _solve": 64,
-    "benchmarks/execution/report.py _network": 74,
     "solver/program/contended_clock.py with_shared_clock": 61,
     "solver/program/evaluate.py live": 82,
     "solver/program/evaluate.py walk": 98,

@@ -87,12 +87,10 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from dataclasses import asdict
 
     from apsched.artifacts.output_dir import check_writable, replaced_run, write_or_rescue
-    from apsched.artifacts.solved_files import add_files
     from apsched.artifacts.stated_options import stated_options
     from apsched.pipeline.compile_ahead import begin_to_compile
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import under_plan
-    from apsched.pipeline.steps import with_torch_schedulers
     from apsched.progress import Progress
     from apsched.report.summary import print_solved, report_json
     from apsched.report.table import print_json
@@ -121,19 +119,11 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         target = out_dir(args, source.slug)
         check_writable(target)
         solved = solve_graphs(again, request, keep, progress, num_micro_batches)
-        graphs, results = solved.graphs, list(solved.results)
-        if any(result.best is None for result in results):
+        if any(result.best is None for result in solved.results):
             opened.close()  # its process groups end, before others are captured
             _refuse(args, where, request, solved, source.cluster, stdout, progress)
-        if args.inductor:
-            results = [
-                with_torch_schedulers(*pair, progress) for pair in zip(graphs, results, strict=True)
-            ]
         along = frontier(solved.step, num_caps) if num_caps and solved.step is not None else ()
-        files: dict[str, bytes] = {}
-        lost: list[ApschedError] = []
-        for k, graph in enumerate(graphs):
-            results[k] = add_files(graph, results[k], files, lost, progress)
+        results, files, lost = _with_files(solved, progress, inductor=args.inductor)
     options = stated_options(vars(args) | _choice_by_default(keep, solved))
     report = report_json(args.source, source.cluster, results, options)
     _add_step(report, files, again, solved, apart, along)
@@ -145,15 +135,28 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         print_json(stdout, **report)
     else:
         _print_step(solved, results, apart, along, source.rate, stdout)
-        print_solved(
-            results,
-            written,
-            (*source.notes, *([replaced] if replaced else [])),
-            stdout,
-            metrics=args.metrics,
-            rewritten=all(graph.captured is not None for graph in graphs),
-        )
+        notes = (*source.notes, *([replaced] if replaced else []))
+        rewritten = all(graph.captured is not None for graph in solved.graphs)
+        print_solved(results, written, notes, stdout, metrics=args.metrics, rewritten=rewritten)
     _raise_lost(lost, unwritten)
+
+
+def _with_files(
+    solved: "SolvedGraphs", progress: "Progress", *, inductor: bool
+) -> "tuple[list[Result], dict[str, bytes], list[ApschedError]]":
+    """Return the results with the round trips of their rewritten graphs, the files of all graphs,
+    and the errors of those that could not be written back.
+    """
+    from apsched.artifacts.solved_files import add_files
+    from apsched.pipeline.steps import with_torch_schedulers
+
+    files: dict[str, bytes] = {}
+    lost: list[ApschedError] = []
+    results = []
+    for graph, result in zip(solved.graphs, solved.results, strict=True):
+        compared = with_torch_schedulers(graph, result, progress) if inductor else result
+        results.append(add_files(graph, compared, files, lost, progress))
+    return results, files, lost
 
 
 def _refuse(
