@@ -62,9 +62,12 @@ class ParameterSharding:
         return tuple(by_axis[axis] for axis in self.mesh.mesh_dim_names or ())
 
     def own_part(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this process rank's shard of ``whole``."""
+        """Return this process rank's shard of ``whole``, with a storage of its own size."""
         part = whole if self.inner_dim is None else _chunk(whole, self.inner_dim, self.inner)
-        return _chunk(part, self.fsdp_dim, group_of(self.mesh, "fsdp")).contiguous()
+        part = _chunk(part, self.fsdp_dim, group_of(self.mesh, "fsdp"))
+        if part.numel() == whole.numel():
+            return part.contiguous()
+        return part.clone(memory_format=torch.contiguous_format)
 
     def own_shape(self) -> tuple[int, ...]:
         """Return the shape of this process rank's shard."""

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 
 from apsched.atomic_files import StagedFile, stage_file, without_interrupts
 from apsched.errors import ApschedError, InputError
+
+_OF_AN_ANSWER = re.compile(r"(forward|backward|joint)(-\d+)?\.(graph|schedule\.json|py)|kept\.txt")
+"""Files that ``solve`` writes next to ``result.json``."""
 
 
 def check_writable(directory: Path) -> None:
@@ -75,15 +79,30 @@ def replaced_run(directory: Path, source: str, options: Mapping[str, Any]) -> st
     return f"the files of an earlier run in {directory} are replaced: {stated}; -o keeps both"
 
 
+def _left_over(directory: Path, files: Mapping[str, bytes]) -> list[Path]:
+    """Return the files of an earlier answer in ``directory`` that ``files`` do not replace."""
+    if "result.json" not in files or not (directory / "result.json").is_file():
+        return []
+    return [
+        path
+        for path in sorted(directory.iterdir())
+        if _OF_AN_ANSWER.fullmatch(path.name) and path.name not in files
+    ]
+
+
 def write_or_rescue(directory: Path, files: Mapping[str, bytes]) -> tuple[tuple[Path, ...], str]:
     """Write ``files`` to ``directory``, else to a new temporary directory, so that no answer is
     lost.
 
     Returns their paths (none where neither can be written), and the text of the error; empty
-    without one.
+    without one. Files of an earlier answer go, since they are not of this one.
     """
     try:
-        return write_files(directory, files), ""
+        left_over = _left_over(directory, files)
+        written = write_files(directory, files)
+        for path in left_over:
+            path.unlink(missing_ok=True)
+        return written, ""
     except (ApschedError, OSError) as error:
         wrong = str(error)
     try:

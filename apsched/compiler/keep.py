@@ -81,7 +81,15 @@ def chosen_parameters(
     """
     parameters = sorted(set(gather_nodes(joint.graph).values()))
     if request.mode != AUTO:
-        return request.fitting([*parameters, *map(in_node, parameters)])
+        found = request.fitting([*parameters, *map(in_node, parameters)])
+        if request.entries and parameters and not found:
+            logger.warning(
+                "keep: no entry fits a parameter that this graph gathers (such as %s), and none is"
+                " kept in it; found %s",
+                parameters[0],
+                ", ".join(request.entries),
+            )
+        return found
     if not any(is_collective(node) for node in joint.graph.nodes):
         return Choice()
 

@@ -49,10 +49,9 @@ def step_rate(
     if len(directed) != 2 or set(by_direction) != {"forward", "backward"}:
         return None
     mesh = MeshSpec.parse(request.mesh or DEFAULT_MESH)
+    num_sequences = (request.batch or 1) * (request.num_micro_batches or 1)
     return StepRate(
-        num_tokens=(
-            (request.seq_len or DEFAULT_SEQ_LEN) * (request.batch or 1) * mesh.data_parallel_size
-        ),
+        num_tokens=(request.seq_len or DEFAULT_SEQ_LEN) * num_sequences * mesh.data_parallel_size,
         num_ranks=mesh.world_size,
         model_us=3 * at_peak_us(by_direction["forward"].module.graph, device),
     )

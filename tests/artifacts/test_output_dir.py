@@ -164,3 +164,24 @@ def test_a_broken_run_is_replaced_without_a_note(tmp_path: Path, content: str) -
     (tmp_path / "result.json").write_text(content)
     assert replaced_run(tmp_path, "a", {}) == ""
     assert replaced_run(tmp_path / "none", "a", {}) == ""
+
+
+def test_files_of_an_earlier_answer_go_with_it(tmp_path: Path, temporary: Path) -> None:
+    """Only those that ``solve`` writes, and only where another answer takes their place."""
+    of_answer = ("forward.graph", "backward-2.schedule.json", "joint.py", "kept.txt")
+    others = ("trace.json", "report.html", "my.py", "forward.txt", "costs.toml")
+    for name in (*of_answer, *others):
+        (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "out" / name).write_bytes(b"before")
+    new = {"result.json": b"{}", "forward.graph": b"new"}
+
+    def left() -> set[str]:
+        return {path.name for path in (tmp_path / "out").iterdir()}
+
+    write_or_rescue(tmp_path / "out", new)
+    assert left() == {"result.json", *of_answer, *others}  # of no answer that is known
+    write_or_rescue(tmp_path / "out", {"costs.toml": b"new"})
+    assert left() == {"result.json", *of_answer, *others}
+    assert write_or_rescue(tmp_path / "out", new)[1] == ""
+    assert left() == {"result.json", "forward.graph", *others}
+    assert (tmp_path / "out" / "forward.graph").read_bytes() == b"new"

@@ -74,3 +74,14 @@ def test_a_rule_of_the_plan_needs_no_option(run: Run, tmp_path: Path) -> None:
     ran = run("solve", *SOURCE, "--mesh", "replicate=4", "--plan", plan, "-o", "out")
     assert ran.code == 2
     assert "matches no parameter that forward and backward both gather" in ran.errors[0]
+
+
+def test_the_cap_that_is_advised_for_kept_parameters_fits(run: Run) -> None:
+    """Shards of kept parameters are alive in backward next to its graph."""
+    words = ("solve", *SOURCE, "--keep", "all", "-o", "out")
+    ran = run(*words, "--memory-cap", "1")
+    assert ran.code == 1
+    assert "more than the cap of 1 B; try --memory-cap" in ran.errors[0]
+    advised = int(ran.errors[0].split("--memory-cap ")[1].split(",")[0])
+    ran = run(*words, "--memory-cap", advised)
+    assert ran.code == 0, ran.stderr

@@ -146,6 +146,16 @@ def served(capture: Capture, name: str, kind: CollectiveKind) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize("mesh", ["fsdp=2", "fsdp=4", "replicate=2,fsdp=2"])
+def test_a_shard_has_a_storage_of_its_own_size(mesh: str) -> None:
+    """Not that of the whole parameter, of which memory and optimizer would count all."""
+    for graph in captured("build", mesh).graphs:
+        values = [node.meta["val"] for node in graph.module.graph.find_nodes(op="placeholder")]
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                assert value.untyped_storage().nbytes() == value.numel() * value.itemsize
+
+
 SPLIT = {
     *(
         f"layers.{k}.{part}.{what}"

@@ -97,3 +97,17 @@ def test_groups_of_a_mesh_are_named_by_their_axes() -> None:
             f"group {name} is mesh axis {axes[tuple(graph.group_ranks[name])]}"
             for name in graph.problem.streams
         )
+
+
+def test_tokens_of_a_step_are_those_of_all_micro_batches(run: Run) -> None:
+    def rate(*words: str) -> float:
+        source = ("llama3-debug", "--mesh", "fsdp=4", "--seq", "64", "--layers", "1")
+        ran = run("solve", *source, "--keep", "none", "--budget", "0", "-o", "out", *words)
+        assert ran.code == 0, ran.stderr
+        step_us = sum(
+            g["step_time_us"] for g in json.loads(Path("out/result.json").read_text())["graphs"]
+        )
+        (line,) = (text for text in ran.stdout.splitlines() if "tokens/s" in text)
+        return float(line.split()[0].replace(",", "")) * step_us / 1e6
+
+    assert rate("--micro-batches", "2") == pytest.approx(2 * rate(), rel=0.01)

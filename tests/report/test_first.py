@@ -92,7 +92,7 @@ def test_as_captured_counts_where_no_other_baseline_fits(fits) -> None:
     assert (best_baseline([alone]) or ("",))[0] == AS_CAPTURED
     none = replace(fits, answer=replace(fits.answer, baselines=()))
     assert best_baseline([none]) is None
-    assert "no baseline fits the caps" in first_lines([none], None)
+    assert "no baseline fits the caps and the plan" in first_lines([none], None)
 
 
 def test_tokens_and_mfu_are_those_of_the_whole_step(fits) -> None:

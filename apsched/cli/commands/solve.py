@@ -180,17 +180,22 @@ def _refuse(
         stdout=stdout,
         as_json=args.json,
         trials=() if several else what_fits(*where, request, solved.results, progress),
-        of_step=_of_step(solved),
+        of_step=_of_step(solved, is_stated=request.memory_cap is not None),
     )
 
 
-def _of_step(solved: "SolvedGraphs") -> str:
-    """Return the message for a step of several micro-batches that does not fit; else empty."""
+def _of_step(solved: "SolvedGraphs", *, is_stated: bool) -> str:
+    """Return the message for a step of several micro-batches, or with kept parameters under a
+    memory cap that is stated, that does not fit; else empty.
+    """
     from apsched.report.answer.accumulation import no_choice_fits
+    from apsched.report.answer.whole_step import does_not_fit
     from apsched.whole_step.accumulation_search import AccumulationAnswer
 
     answer = solved.answer
-    return no_choice_fits(answer) if isinstance(answer, AccumulationAnswer) else ""
+    if isinstance(answer, AccumulationAnswer):
+        return no_choice_fits(answer)
+    return does_not_fit(answer) if answer is not None and is_stated else ""
 
 
 def _add_step(
@@ -249,6 +254,7 @@ def _first_lines(
         rate,
         bound_us=ticks_to_us(answer.bound.ticks),
         suggestion=choice_of_less_memory(answer),
+        keeps=bool(answer.best.kept),
     )
 
 

@@ -28,10 +28,12 @@ def first_lines(
     *,
     bound_us: float | None = None,
     suggestion: str = "",
+    keeps: bool = False,
 ) -> tuple[str, ...]:
     """Return the summary of a step whose graphs all have a schedule, in lines of 80 columns or
     fewer. ``bound_us`` is the bound on the step where it is not that of its graphs,
-    ``suggestion`` an option about the whole step that may be worth a try.
+    ``suggestion`` an option about the whole step that may be worth a try. A step that ``keeps``
+    parameters has another floor than its graphs.
     """
     step_us = sum(result.step_time_us or 0.0 for result in results)
     if bound_us is None:
@@ -45,7 +47,7 @@ def first_lines(
         _against_baseline(results, step_us),
         *(whole_step_lines(results, rate, step_us) if _is_step(results) else []),
         _memory_line(results),
-        *_next_lines(results, gap, suggestion),
+        *_next_lines(results, gap, suggestion, keeps=keeps),
     ]
     return tuple(line for text in lines for line in _wrapped(text))
 
@@ -69,7 +71,7 @@ def best_baseline(results: Sequence[Result]) -> tuple[str, float] | None:
 def _against_baseline(results: Sequence[Result], step_us: float) -> str:
     found = best_baseline(results)
     if found is None:
-        return "no baseline fits the caps"
+        return "no baseline fits the caps and the plan"
     name, baseline_us = found
     share = (baseline_us - step_us) / baseline_us if baseline_us else 0.0
     change = f"{100 * abs(share):.2f} % {'faster' if share >= 0 else 'SLOWER'}"
@@ -118,13 +120,15 @@ def _memory_line(results: Sequence[Result]) -> str:
             if spare >= 0
             else f"; {show_bytes(-spare)} MORE than the device ({device}) has for it"
         )
-    caps = {show_bytes(result.caps.memory_cap_bytes) for result in results}
-    if not caps <= {show_bytes(account.left_bytes) for _, account in accounts}:
-        text += f"; memory cap {' and '.join(sorted(caps))}"
+    caps = list(dict.fromkeys(show_bytes(result.caps.memory_cap_bytes) for result in results))
+    if not {*caps} <= {show_bytes(account.left_bytes) for _, account in accounts}:
+        text += f"; memory cap {' and '.join(caps)}"
     return text
 
 
-def _next_lines(results: Sequence[Result], gap: float, suggestion: str) -> list[str]:
+def _next_lines(
+    results: Sequence[Result], gap: float, suggestion: str, *, keeps: bool
+) -> list[str]:
     """Return one line of options that may be worth a try, ``suggestion`` first; no line if there
     are none.
     """
@@ -139,13 +143,14 @@ def _next_lines(results: Sequence[Result], gap: float, suggestion: str) -> list[
     if gap >= _SMALLEST_GAIN:
         found.append(f"a larger --budget may gain up to {100 * gap:.2f} %")
     found += [text for result in results if (text := _less_memory(result))]
+    least = max(result.answer.floor_memory_bytes for result in results)
+    if not (found or keeps) and least <= (1 - LESS_MEMORY) * max(map(_peak_bytes, results)):
+        found.append(f"{show_bytes(least)} are enough, slower: --memory-cap floor")
     return [f"try next: {'; '.join(found)}"] if found else []
 
 
 def _less_memory(result: Result) -> str:
-    """Return the price of less memory, if the search, a baseline or the floor gives it; else an
-    empty text.
-    """
+    """Return the price of less memory, if the search or a baseline gives it; else an empty text."""
     assert result.best is not None
     peak, step = result.best.peak_memory_bytes, result.best.step_time_ticks
     enough = (1 - LESS_MEMORY) * peak
@@ -170,9 +175,6 @@ def _less_memory(result: Result) -> str:
         least = min(cheaper, key=lambda score: score.peak_memory_bytes)
         slower = 100 * (least.step_time_ticks / step - 1)
         return f"{name} {slower:.1f} % slower needs {show_bytes(least.peak_memory_bytes)}"
-    floor = result.answer.floor_memory_bytes
-    if floor <= enough:
-        return f"{name} fits {show_bytes(floor)}, slower: --memory-cap floor"
     return ""
 
 

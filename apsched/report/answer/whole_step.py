@@ -128,6 +128,23 @@ def choice_of_less_memory(answer: StepAnswer) -> str:
     return f"{price} with {_count_in_words(least)}: --memory-cap {_in_mib(least.peak_bytes)}"
 
 
+def does_not_fit(answer: StepAnswer) -> str:
+    """Return the memory cap to try where the stated cap is too small for the choice of ``answer``,
+    and backward has less of it for its graph, since shards of kept parameters are alive, too; else
+    an empty text.
+    """
+    best = answer.best
+    clashes = [result.answer.infeasibility for result in best.results if result.best is None]
+    of_memory = all(why is not None and why.caps == ("memory_cap_bytes",) for why in clashes)
+    if not (best.beside_bytes and of_memory):
+        return ""
+    return (
+        f"step ({_count_in_words(best)}): the least memory that is known to fit is"
+        f" {show_bytes(best.least_bytes)}, more than the cap of {show_bytes(answer.cap_bytes)};"
+        f" try --memory-cap {best.least_bytes}, or another --keep"
+    )
+
+
 def _in_mib(size_bytes: int) -> str:
     """Return the memory cap that holds ``size_bytes``, in whole MiB."""
     return f"{-(-size_bytes // 2**20)}MiB"
