@@ -420,7 +420,7 @@ OPTIONS: tuple[Option, ...] = (
             " fastest choice that fits, forward and backward together) or a file with a name or"
             " regular expression a line, with @node behind it to reshard the parameter in its node"
             " (default: auto in solve and explain, where forward and backward are solved and both"
-            " gather parameters; else none)"
+            " gather parameters, unless torch wrote the graphs; else none)"
         ),
     ),
     Option(

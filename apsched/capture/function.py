@@ -244,8 +244,12 @@ def import_module(module_name: str, *, imported_for: str) -> object:
             module_name == error.name or module_name.startswith(f"{error.name}.")
         ):
             raise InputError(
-                f"{imported_for}: expected to import {module_name}, found no module {error.name}; "
-                "run in its directory, or install its package beside apsched"
+                f"{imported_for}: expected to import {module_name}, found no module {error.name};"
+                + (
+                    f" state the module, {module_name.removesuffix('.py')}, not its file"
+                    if module_name.endswith(".py")
+                    else " run in its directory, or install its package beside apsched"
+                )
             ) from None
         raise InputError(
             f"{imported_for}: importing {module_name} raised {_error_text(error)}; install its"

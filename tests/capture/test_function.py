@@ -130,6 +130,7 @@ def test_one_input_may_stand_alone(name: str) -> None:
             "apsched_test_jobs.model:sharded",
             "found no module apsched_test_jobs; run in its directory",
         ),
+        ("apsched_test_job.py:sharded", "state the module, apsched_test_job, not its file"),
         ("apsched_test_job.modle:sharded", r"found no module apsched_test_job\.modle"),
         ("apsched_test_job.model:shardde", "found no such name; did you mean sharded?"),
         ("apsched_test_job.model:builders.large", "found no such name; it has small"),

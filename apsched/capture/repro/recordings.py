@@ -118,9 +118,15 @@ def recorded_graphs(path: Path) -> Recordings:
         files, notes = (path,), ()
     graphs = _each_once(_runnable_first(tuple(_within_limit(path, files))))
     if not graphs:
+        solved = sorted(path.glob("*.graph")) if path.is_dir() else []
         raise InputError(
-            f"{path}: expected graphs that torch wrote, found none; hand in a directory of"
-            " TORCH_COMPILE_DEBUG=1 (with Inductor), TORCH_TRACE or tlparse, or one of its files"
+            f"{path}: expected graphs that torch wrote, found none; hand in "
+            + (
+                f"a graph file of this directory, such as {solved[0]}"
+                if solved
+                else "a directory of TORCH_COMPILE_DEBUG=1 (with Inductor), TORCH_TRACE or tlparse,"
+                " or one of its files"
+            )
         )
     if len(graphs) > MAX_GRAPHS:
         raise InputError(

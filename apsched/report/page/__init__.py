@@ -47,9 +47,9 @@ _HINTS = {
     "frontier": "click a point: the baselines there",
 }
 _NO_STUDY = (
-    "Only the point of this run is known. `apsched study` with the options of this run and `--vary"
-    " memory_cap=floor..none:20 -o STUDY` finds the frontier, and `apsched report` with `--study"
-    " STUDY` shows it here."
+    "Only the point of this run is known. `apsched study` with the options of this run, `--keep`"
+    " with its `kept.txt` (if there is one) and `--vary memory_cap=floor..none:20 -o STUDY` finds"
+    " the frontier, and `apsched report` with `--study STUDY` shows it here."
 )
 
 

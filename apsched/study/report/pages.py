@@ -16,7 +16,7 @@ from apsched.study.report.frontier import ascending, fitting, least_memory, pric
 from apsched.study.report.text import LEGEND, mark, sentences
 from apsched.study.store import Point, Store
 from apsched.units import us_to_ticks
-from apsched.whole_step.keep_request import AUTO
+from apsched.whole_step.keep_request import AUTO, KEPT_FILE
 
 SLOWDOWNS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1)
 MOST_DETAILS = 6
@@ -153,9 +153,11 @@ def frontiers_of_run(run: SolvedRun, directory: Path, slowdown: float) -> tuple[
     points = [point for point in Store(directory).points() if point.graph.graph_id in ids]
     found = frontiers_of(lines_of(points), slowdown)
     if not found:
+        kept = run.path / KEPT_FILE
+        options = f", costs and kept parameters (--keep {kept})" if kept.is_file() else " and costs"
         raise InputError(
             f"{directory}: expected a study of the graphs in {run.path}, found none of them at"
-            " these costs; make it with the source, mesh, sizes and costs of the run, or report"
+            f" these costs; make it with the source, mesh, sizes{options} of the run, or report"
             " the study by itself"
         )
     return found

@@ -168,3 +168,11 @@ def test_that_no_graph_has_a_collective_is_noted(tmp_path: Path) -> None:
     debug_directory(tmp_path, {"model__0_backward_3.1": BACKWARD})
     (note,) = read_repro(tmp_path).notes
     assert note.startswith("no graph has a collective, so that nothing can be scheduled")
+
+
+def test_an_answer_of_apsched_is_no_graph_of_torch(tmp_path: Path) -> None:
+    (tmp_path / "forward.graph").write_text("{}")
+    with pytest.raises(
+        InputError, match=r"a graph file of this directory, such as .*/forward\.graph"
+    ):
+        recorded_graphs(tmp_path)
