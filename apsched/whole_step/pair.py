@@ -167,9 +167,12 @@ class Step:
     def _beside_most(self) -> tuple[int, int]:
         if self.most not in self.beside_kept:
             names = {name for p in self.undecided for name in p.values}
+            caps = list(self.caps)
+            if caps[0].max_compute_move:  # parameters that stay gathered leave nodes out of forward
+                caps[0] = replace(caps[0], max_compute_move=None)
             forward, backward = (
-                bytes_beside(graph.problem, caps, _storages_of(graph, names))
-                for graph, caps in zip(self.under(self.most), self.caps, strict=True)
+                bytes_beside(graph.problem, limits, _storages_of(graph, names))
+                for graph, limits in zip(self.under(self.most), caps, strict=True)
             )
             self.beside_kept[self.most] = forward, backward
         return self.beside_kept[self.most]
