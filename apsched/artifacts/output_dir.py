@@ -86,7 +86,7 @@ def _left_over(directory: Path, files: Mapping[str, bytes]) -> list[Path]:
     return [
         path
         for path in sorted(directory.iterdir())
-        if _OF_AN_ANSWER.fullmatch(path.name) and path.name not in files
+        if _OF_AN_ANSWER.fullmatch(path.name) and path.name not in files and path.is_file()
     ]
 
 

@@ -173,6 +173,8 @@ def test_files_of_an_earlier_answer_go_with_it(tmp_path: Path, temporary: Path) 
     for name in (*of_answer, *others):
         (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "out" / name).write_bytes(b"before")
+    (tmp_path / "out" / "backward.py").mkdir()  # of the user
+    others = (*others, "backward.py")
     new = {"result.json": b"{}", "forward.graph": b"new"}
 
     def left() -> set[str]:
