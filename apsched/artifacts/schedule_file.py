@@ -151,7 +151,7 @@ def bind_schedule(file: ScheduleFile, problem: Problem) -> Schedule:
     if file.graph["hash"] != problem.graph_hash:
         raise InputError(
             f"{file.path}: the schedule belongs to another graph: {_difference(file, problem)};"
-            " solve this graph instead, or state the graph file next to the schedule"
+            " solve this graph instead"
         )
     if file.second_groups != bool(second_groups(problem)):
         expected, found = (

@@ -88,6 +88,7 @@ class Life:
     """The certain lifetime of a storage."""
 
     storage: int
+    """Its index in the problem."""
     nodes: tuple[int, ...]
     """Compute nodes, as captured, that touch it."""
     from_beginning: bool

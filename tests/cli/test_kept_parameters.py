@@ -1,5 +1,6 @@
 """The default of ``--keep``: a choice where forward and backward of one step are solved."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,19 @@ def test_the_cap_that_is_advised_for_kept_parameters_fits(run: Run) -> None:
     advised = int(ran.errors[0].split("--memory-cap ")[1].split(",")[0])
     ran = run(*words, "--memory-cap", advised)
     assert ran.code == 0, ran.stderr
+
+
+def test_a_schedule_of_kept_parameters_is_audited(run: Run) -> None:
+    """Of the source and of the graph files, with the figures of the solve."""
+    assert run("solve", *SOURCE, "--keep", "all", "-o", "out").code == 0
+    files = [f"out/{name}.schedule.json" for name in ("forward", "backward")]
+    solved = json.loads(Path("out/result.json").read_text())["graphs"]
+    stated = [word for file in files for word in ("--schedule", file)]
+    ran = run("audit", *SOURCE, *stated, "--json")
+    assert ran.code == 0, ran.stderr
+    found = json.loads(ran.stdout)["audit"]
+    assert [a["step_time_us"] for a in found] == [g["step_time_us"] for g in solved]
+    ran = run("audit", "out/backward.graph", "--schedule", files[1], "--budget", "0", "--json")
+    assert ran.code == 0, ran.stderr
+    (alone,) = json.loads(ran.stdout)["audit"]
+    assert alone["step_time_us"] == found[1]["step_time_us"]

@@ -95,6 +95,17 @@ def test_as_captured_counts_where_no_other_baseline_fits(fits) -> None:
     assert "no baseline fits the caps and the plan" in first_lines([none], None)
 
 
+def test_the_floor_is_a_hint_where_it_needs_less(fits) -> None:
+    """Once for all graphs; not for kept parameters, whose step has another floor."""
+    floor, peak = fits.answer.floor_memory_bytes, fits.best.peak_memory_bytes
+    assert floor < 0.9 * peak
+    text = "\n".join(first_lines([fits, fits], None))
+    assert text.count("are enough, slower: --memory-cap floor") == 1
+    assert "--memory-cap floor" not in "\n".join(first_lines([fits, fits], None, keeps=True))
+    there = replace(fits, answer=replace(fits.answer, floor_memory_bytes=peak))
+    assert "--memory-cap floor" not in "\n".join(first_lines([fits, there], None))
+
+
 def test_tokens_and_mfu_are_those_of_the_whole_step(fits) -> None:
     step_us = 2 * fits.step_time_us
     rate = StepRate(num_tokens=8000, num_ranks=4, model_us=step_us / 4)

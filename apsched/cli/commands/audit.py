@@ -41,6 +41,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Score the captured order of every graph, or a given schedule, against the bound that the
     solver proves.
     """
+    from apsched.artifacts.kept_choice import kept_beside
     from apsched.artifacts.schedule_file import load_schedule
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import solve_graph
@@ -49,18 +50,20 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.report.summary import graph_json, print_table
     from apsched.report.table import console, print_json
     from apsched.what_if.chunked import line, what_if_chunked
+    from apsched.whole_step.keep_request import kept_in_joint_graph, of_one_micro_batch
+    from apsched.whole_step.solve import graphs_with
 
     where = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
     files = [load_schedule(path) for path in args.schedule]
+    keep = of_one_micro_batch(kept_beside(args.schedule, "--schedule"), "--schedule")
+    keep, kept = kept_in_joint_graph(keep, where[-1])
     progress = Progress()
-    with loaded(*where, progress) as source:
-        graphs = [
-            graph
-            for graph in source.graphs
-            if not files or file_of(graph.problem, files) is not None
-        ]
-        check_used(files, [graph.problem for graph in source.graphs])
+    with loaded(*where, progress, kept=kept) as source:
+        have_modules = all(graph.captured is not None for graph in source.graphs)
+        made = graphs_with(source.graphs, keep) if have_modules else source.graphs
+        graphs = [graph for graph in made if not files or file_of(graph.problem, files) is not None]
+        check_used(files, [graph.problem for graph in made])
         results = [solve_graph(graph, request, progress) for graph in graphs]
         pairs = zip(graphs, results, strict=True) if args.what_if_chunked else ()
         chunked = [
