@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 
 from apsched.capture.captured import Capture
+from apsched.capture.fake_world import world
 from apsched.capture.function import capture_function
 from apsched.errors import InputError
 from apsched.fx.collectives import collective_kind, group_name, is_collective
 from apsched.kinds import CollectiveKind
-from apsched.models.mesh import MeshSpec
+from apsched.models.mesh import ALONE, MeshSpec
+from apsched.models.options import ModelOptions
+from apsched.models.sharding import ParameterSharding
 
 JOB = """
 import torch
@@ -144,6 +148,22 @@ def served(capture: Capture, name: str, kind: CollectiveKind) -> list[str]:
         for node in nodes
         if collective_kind(node) == kind and "apsched_parameter" in node.meta.get("custom", {})
     ]
+
+
+def test_a_part_of_a_parameter_shares_no_storage_with_it() -> None:
+    """With torch 2.14 a captured graph has the storage of the whole, too."""
+    with world(4):
+        sharding = ParameterSharding(
+            mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("fsdp",)),
+            inner=ALONE,
+            inner_dim=0,
+            fsdp_dim=0,
+            inner_shape=(8, 8),
+            options=ModelOptions(),
+        )
+        part = sharding.own_part(torch.empty(8, 8))
+    assert part.shape == (2, 8)
+    assert part.untyped_storage().nbytes() == part.numel() * part.itemsize
 
 
 @pytest.mark.parametrize("mesh", ["fsdp=2", "fsdp=4", "replicate=2,fsdp=2"])
