@@ -17,6 +17,7 @@ at the input of the second reduction. FSDP2 does the same with ``set_requires_al
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -62,12 +63,19 @@ class Reduction:
     """All nodes that start a collective from there to the output, this one first."""
     addend: str
     """Node whose value it reduces."""
+    chain: tuple[str, ...]
+    """That node and those before it that only move, cast or scale the value, up to a collective."""
     outputs: tuple[int, ...]
     """Places of the reduced gradient among the outputs of backward."""
     size_bytes: int
     """Bytes of the value that it reduces."""
     reduced_bytes: int
     """Bytes of the reduced gradient."""
+
+    @property
+    def sum_name(self) -> str:
+        """Node that adds the value to that of the micro-batches before."""
+        return f"{self.start}_sum"
 
 
 def held_values(forward: GraphModule, backward: GraphModule) -> dict[str, tuple[HeldValue, ...]]:
@@ -113,10 +121,12 @@ def reductions(
         addend = start.all_input_nodes[0]
         if of_shards and node_bytes([addend]) >= node_bytes([first]):
             continue
+        chain = takewhile(lambda node: not is_collective(node), way[at[-1] + 1 :])
         found[start.name] = Reduction(
             start=start.name,
             starts=tuple(way[k].name for k in reversed(at)),
             addend=addend.name,
+            chain=tuple(node.name for node in chain),
             outputs=tuple(outputs),
             size_bytes=node_bytes([addend]),
             reduced_bytes=node_bytes([value]),
@@ -167,7 +177,7 @@ def backward_of(
     for one in summed:
         value = nodes[one.addend]
         if not first:
-            value = _added(graph, nodes[one.start], value)
+            value = _added(graph, nodes[one.start], value, one.sum_name)
         if last:
             nodes[one.start].replace_input_with(nodes[one.addend], value)
         else:
@@ -273,13 +283,11 @@ def _taking(forward: Graph, held: Sequence[HeldValue]) -> Graph:
     return graph
 
 
-def _added(graph: Graph, start: Node, value: Node) -> Node:
-    """Append the sum of ``value`` and that of the micro-batches before, a new input."""
+def _added(graph: Graph, start: Node, value: Node, name: str) -> Node:
+    """Append the sum ``name`` of ``value`` and that of the micro-batches before, a new input."""
     before = _new_input(graph, f"{start.name}_before", torch.empty_like(value.meta["val"]))
     with graph.inserting_after(value):
-        node = graph.create_node(
-            "call_function", _aten.add.Tensor, (before, value), name=f"{start.name}_sum"
-        )
+        node = graph.create_node("call_function", _aten.add.Tensor, (before, value), name=name)
     custom = start.meta.get("custom", {})
     kept = {PARAMETER_KEY: custom[PARAMETER_KEY]} if PARAMETER_KEY in custom else {}
     node.meta = {"val": _aten.add.Tensor(before.meta["val"], value.meta["val"]), "custom": kept}

@@ -312,8 +312,11 @@ class _Search:
         """
         solved = (pair.graphs for one in self._of.solved.values() for pair in one.pairs)
         pairs = [self._step.least, *self._fewest(), *solved]
-        forward, backward = (least_prices(pair[k].problem for pair in pairs) for k in (0, 1))
-        return forward, backward
+        forward, backward = ([pair[k].problem for pair in pairs] for k in (0, 1))
+        kinds = self._of.sums, self._of.shard_sums
+        reductions = (one for sums in kinds for ones in sums.values() for one in ones)
+        chains = {one.sum_name: one.chain for one in reductions}
+        return least_prices(forward), least_prices(backward, chains)
 
     def _fewest(self) -> tuple[Graphs, ...]:
         """Return the graphs that share everything."""
@@ -344,6 +347,7 @@ class _Search:
             forward=ways(again[0], few[-1][0].problem, 0),
             backward=ways(again[1], few[0][1].problem, 1),
             last=ways(again[1], kept, 1),
+            prices=prices[1],
             caps=replace(self._step.request.caps, memory_cap_bytes=None),
             free_bytes=self._of.free_bytes,
         )
@@ -391,6 +395,10 @@ def units_of(
                 reductions_of_shards=_collectives(shards, starts[1]),
                 least_bytes={kind: least_bytes_of(some) for kind, some in sizes.items() if some},
                 reduced_bytes=sum(allocated_bytes(one.reduced_bytes) for one in reductions),
+                sums={
+                    SUMMED: {one.sum_name: one.chain for one in reductions},
+                    SHARDS: {one.sum_name: one.chain for one in shards},
+                },
                 order={
                     kind: min(needs, default=0) if kind in (KEPT, SHARED) else place
                     for kind in sizes

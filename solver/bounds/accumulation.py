@@ -10,20 +10,24 @@ added before they are reduced; and the choices that are best for the bound.
     q_u    1 where they are reduced to shards each time, which are added and all-reduced once;
            gradients that have no such shards are added, and reduced once
     f      forward of the first micro-batch: it gathers every parameter
-    p      the other graphs: forward behind the first (F), backward but for the last (B), the last
-           backward (L)
-    x_c    1 where collective c is in graph p: 1 - h_u for a gather of F, 1 - k_u - e_u for one of B
-           and L, 1 - s_u for a reduction of B to shards, 1 - s_u - q_u for any other one; else 1
+    p      the other graphs: forward behind the first (F), the first backward (A), backward behind
+           it but for the last (B), the last backward (L)
+    x_c    1 where collective c is in graph p: 1 - h_u for a gather of F, 1 - k_u - e_u for one of
+           A, B and L, 1 - s_u for a reduction of A and B to shards, 1 - s_u - q_u for any other
+           one; else 1
     a_c    1 where it is launched alone, 0 where it is in a bucket
     B(.)   the bound on one graph (:mod:`apsched.solver.bounds.best`)
+    add_pu time to add gradients of u to those before, less that of a cast which is the same kernel
+           then, and add'_pu the same for shards of them: 0 for F and A
 
 All of them may lie in between here. With alone_rc and shared_rc, the costs of c on stream r alone
 or in a bucket (r = 0: compute), and M_F, M_B, the bytes that are left at the beginning of a forward
 and between forward and backward:
 
-    (G1)  min B(f) + (n - 1) (t_F + t_B) + t_L
+    (G1)  min B(f) + (n - 1) t_F + t_A + (n - 2) t_B + t_L
     (G2)  t_p >= B(p with as few collectives as any choice has)
-    (G3)  t_p >= compute_p [r = 0] + sum_c (a_c alone_rc + (x_c - a_c) shared_rc)    every r
+    (G3)  t_p >= [r = 0] (compute_p + sum_u (s_u add_pu + q_u add'_pu))
+                 + sum_c (a_c alone_rc + (x_c - a_c) shared_rc)                      every r
     (G4)  0 <= a_c <= x_c, so that k_u + e_u <= 1 and s_u + q_u <= 1
     (G5)  sum_u h_u held_u + sums <= M_F,    sum_u (k_u kept_u + e_u part_u) + sums <= M_B
           sums = sum_u (s_u sum_u + q_u shards_u + (1 - s_u - q_u) reduced_u), the gradients of
@@ -34,7 +38,7 @@ solved, as in :mod:`apsched.solver.bounds.whole_step`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -78,13 +82,17 @@ class Unit:
     """
     reduced_bytes: int
     """Of the reduced gradients."""
+    sums: Mapping[str, Mapping[str, Sequence[str]]]
+    """Kind -> nodes that add its gradients to those of the micro-batches before, each with the nodes
+    before it that may be the same kernel.
+    """
     order: Mapping[str, int]
     """Kind -> place in the order in which it pays, among choices with equal bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Graph:
-    """One of F, B and L."""
+    """One of F, A, B and L."""
 
     count: int
     least_ticks: int
@@ -95,6 +103,8 @@ class _Graph:
     """Cost of each collective, by stream."""
     absent: tuple[tuple[tuple[str, int], ...], ...]
     """For each collective the decisions, kind and unit, of which one makes it needless."""
+    adds: bool = False
+    """Whether it adds gradients to those of the micro-batches before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +129,8 @@ class AccumulationBound:
     graphs: tuple[_Graph, ...]
     first_ticks: int
     """B(f)."""
+    adding_ticks: Mapping[str, tuple[int, ...]]
+    """Kind -> add_pu of each unit, in B and L."""
     free_bytes: tuple[int | None, int | None]
     """M_F and M_B; ``None`` without a memory cap."""
 
@@ -131,25 +143,34 @@ class AccumulationBound:
         forward: Ways,
         backward: Ways,
         last: Ways,
+        prices: Mapping[str, int],
         caps: Caps,
         free_bytes: tuple[int | None, int | None],
     ) -> "AccumulationBound":
-        """Return the bound of a step whose graphs are those; ``caps`` are without a memory cap."""
+        """Return the bound of a step whose graphs are those; ``prices`` has the ticks of nodes that
+        add gradients, together with their chains, and of these alone; ``caps`` are without a
+        memory cap.
+        """
         problems = forward[0].captured, backward[0].captured
         gathers = _absent(problems[0], [u.gathers for u in units], (HELD,))
         again = _absent(problems[1], [u.again for u in units], (KEPT, IN_NODE))
         summed = _absent(problems[1], [u.reductions for u in units], (SUMMED,))
         shards = _absent(problems[1], [u.reductions_of_shards for u in units], (SHARDS,))
         either = tuple(a + b + c for a, b, c in zip(again, summed, shards, strict=True))
-        several = num_micro_batches - 1
+        first = _graph(1, backward, either, caps)
         return cls(
             units=tuple(units),
             graphs=(
-                _graph(several, forward, gathers, caps),
-                _graph(several, backward, either, caps),
-                _graph(1, last, again, caps),
+                _graph(num_micro_batches - 1, forward, gathers, caps),
+                first,
+                replace(first, count=num_micro_batches - 2, adds=True),
+                replace(_graph(1, last, again, caps), adds=True),
             ),
             first_ticks=min(graph_bound(way.captured, caps) for way in forward),
+            adding_ticks={
+                kind: tuple(_time_to_add(unit.sums[kind], prices) for unit in units)
+                for kind in (SUMMED, SHARDS)
+            },
             free_bytes=free_bytes,
         )
 
@@ -218,7 +239,8 @@ class AccumulationBound:
         for graph in self.graphs:
             time = solver.NumVar(graph.least_ticks * scale, inf, "")
             times.append(graph.count * time)
-            _add_graph(solver, graph, time, shares, scale)
+            adding = self._adding_ticks(shares) if graph.adds else []
+            _add_graph(solver, graph, time, shares, adding, scale)
         solver.Minimize(solver.Sum([*times, *self._preference(shares, weight)]))
         if solver.Solve() != pywraplp.Solver.OPTIMAL:  # not even the gradients fit
             least = sum(graph.count * graph.least_ticks for graph in self.graphs)
@@ -226,6 +248,14 @@ class AccumulationBound:
         found = {kind: [v.solution_value() for v in vs] for kind, vs in shares.items()}
         ticks = solver.Objective().Value() / scale * (1 - _TOLERANCE)
         return self.first_ticks + int(ticks), found
+
+    def _adding_ticks(self, shares: Mapping[str, Sequence[Any]]) -> list[Any]:
+        """Return the terms of the time that is spent on adding gradients."""
+        return [
+            ticks * shares[kind][u]
+            for kind, of_units in self.adding_ticks.items()
+            for u, ticks in enumerate(of_units)
+        ]
 
     def _add_memory(
         self, solver: pywraplp.Solver, shares: Mapping[str, Sequence[Any]], spare_bytes: int
@@ -272,6 +302,7 @@ def _add_graph(
     graph: _Graph,
     time: Any,
     shares: Mapping[str, Sequence[Any]],
+    adding: Sequence[Any],
     scale: float,
 ) -> None:
     """(G3) and (G4) for one graph; a collective that costs nothing is left out."""
@@ -288,8 +319,8 @@ def _add_graph(
             if one or shared:
                 row.append(one * alone + shared * (present - alone))
     for r, row in enumerate(rows):
-        fixed = graph.compute_ticks * scale if r == 0 else 0.0
-        solver.Add(time >= fixed + solver.Sum(row))
+        compute = scale * (graph.compute_ticks + solver.Sum(adding)) if r == 0 else 0.0
+        solver.Add(time >= compute + solver.Sum(row))
 
 
 def _graph(
@@ -308,6 +339,12 @@ def _graph(
         shared=shared,
         absent=absent,
     )
+
+
+def _time_to_add(sums: Mapping[str, Sequence[str]], prices: Mapping[str, int]) -> int:
+    """Return the time of ``sums``, nodes and their chains, less that of the chains alone."""
+    known = {name: chain for name, chain in sums.items() if name in prices}
+    return sum(prices[name] - sum(prices[one] for one in known[name]) for name in known)
 
 
 def _least_costs(captured: Instance, least: Instance) -> tuple[Floats, Floats]:

@@ -82,14 +82,27 @@ def bytes_beside(problem: Problem, caps: Caps, kept: Collection[int]) -> int:
     return int(alive.live_bytes[alive.all_apart].max(initial=0))
 
 
-def least_prices(problems: Iterable[Problem]) -> dict[str, int]:
+def least_prices(
+    problems: Iterable[Problem], chains: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, int]:
     """Return the ticks of each node, by name: the least that one of ``problems`` has, since a
     choice in between may fuse it as either.
+
+    ``chains`` has the nodes before some that are not in every problem. Both may be one kernel: the
+    ticks of such a node contain those of its chain, which has its own in problems without that
+    node, at most as many.
     """
+    chains = chains or {}
     least: dict[str, int] = {}
     for problem in problems:
-        for name, ticks in zip(problem.node_names, problem.duration_ticks, strict=True):
-            least[name] = min(ticks, least.get(name, ticks))
+        ticks = dict(zip(problem.node_names, problem.duration_ticks, strict=True))
+        for name in chains.keys() & ticks.keys():
+            ticks[name] += sum(ticks.pop(one) for one in chains[name])
+        for name, own in ticks.items():
+            least[name] = min(own, least.get(name, own))
+    for name in chains.keys() & least.keys():
+        if least[name] < sum(least[one] for one in chains[name]):
+            least |= dict.fromkeys(chains[name], 0)
     return least
 
 

@@ -12,6 +12,9 @@ import torch
 
 from apsched.capture.captured import Capture
 from apsched.config import Caps, SolveOptions
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.costs.model import CostModel
 from apsched.errors import InputError, SelfCheckError
 from apsched.fx.accumulate import reductions
 from apsched.fx.collectives import is_collective
@@ -25,10 +28,22 @@ from apsched.problem.second_group import second_groups
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.schedule.verify import verify
-from apsched.solver.bounds.accumulation import KINDS, SHARDS, AccumulationBound
+from apsched.solver.bounds.accumulation import (
+    HELD,
+    KEPT,
+    KINDS,
+    SHARDS,
+    SUMMED,
+    AccumulationBound,
+)
 from apsched.solver.bounds.step_time import TimeBound
+from apsched.units import TICKS_PER_US
 from apsched.whole_step.accumulation import Accumulation, held_in
-from apsched.whole_step.accumulation_search import AccumulationAnswer, solve_accumulation
+from apsched.whole_step.accumulation_search import (
+    AccumulationAnswer,
+    _Search,
+    solve_accumulation,
+)
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.keep_request import keep_request
 from apsched.whole_step.pair import Step
@@ -53,7 +68,7 @@ LATER = FlatPrices(bytes_per_us=150.0, latency_us=8.0)
 
 def accumulation_of(
     num_micro_batches: int,
-    prices: FlatPrices = SLOW,
+    prices: CostModel = SLOW,
     cap_bytes: int | None = None,
     *,
     ranks_per_node: int = 4,
@@ -147,6 +162,38 @@ def test_shards_that_are_added_take_less_memory_and_fewer_reductions_in_the_boun
     assert just_fits.may_fit(chosen)
     assert just_fits.over_choices().ticks <= bound.of_choice(chosen)
     assert not replace(bound, free_bytes=(taken, 0)).may_fit(chosen)
+
+
+def test_the_bound_counts_the_time_to_add_gradients() -> None:
+    """A microsecond for each of two gradients, in the second and the third of four micro-batches;
+    in the last one the reductions take longer.
+    """
+    search = _Search(accumulation_of(4, FAST))
+    bound = search._bound
+    once = dict.fromkeys(KINDS, frozenset[int]())
+    once |= {kind: frozenset(range(2)) for kind in (KEPT, HELD, SUMMED)}
+    solved = search._solved(once)
+    without = replace(bound, adding_ticks=dict.fromkeys(bound.adding_ticks, (0, 0)))
+    adding = bound.of_choice(once) - without.of_choice(once)
+    assert adding == pytest.approx(2 * 2 * TICKS_PER_US, abs=1)
+    assert bound.of_choice(once) <= solved.step_ticks
+
+
+def test_the_bound_holds_where_one_kernel_casts_and_adds_a_gradient() -> None:
+    capture = captured_layers((64, 128, 256), tokens=8, cast=torch.bfloat16)
+    accumulation = accumulation_of(3, ClusterCostModel(load_cluster("h100")), capture=capture)
+    search, kernels = _Search(accumulation), set()
+    known = [(units, search._solved(units)) for units in search._every()]
+    _, bound = search._made_bound()
+    for units, solved in known:
+        assert bound.of_choice(units) <= solved.step_ticks
+        for pair in solved.pairs:
+            problem = pair.graphs[1].problem
+            ticks = dict(zip(problem.node_names, problem.duration_ticks, strict=True))
+            for one in (one for ones in accumulation.sums.values() for one in ones):
+                kernels.add((one.sum_name in ticks, sum(ticks[n] for n in one.chain) > 0))
+    assert kernels == {(False, True), (True, False)}, "the cast is free where it is added at once"
+    assert bound.over_choices().ticks <= min(solved.step_ticks for _, solved in known)
 
 
 def test_all_marks_on_nodes_of_two() -> None:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from apsched.capture.captured import Capture
 from apsched.capture.fake_world import world
 from apsched.capture.joint import capture_module
+from apsched.costs.model import CostModel
 from apsched.fx.node_shards import node_groups
 from apsched.pipeline.load import LoadedGraph, loaded_graph
 from apsched.progress import Progress
@@ -113,7 +114,7 @@ class SlowReplicas(FlatPrices):
 
 
 def loaded_layers(
-    capture: Capture, prices: FlatPrices | None = None, *, ranks_per_node: int = RANKS
+    capture: Capture, prices: CostModel | None = None, *, ranks_per_node: int = RANKS
 ) -> tuple[LoadedGraph, ...]:
     """Return the graphs of ``capture`` as problems."""
     return tuple(
