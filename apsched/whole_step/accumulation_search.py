@@ -6,7 +6,7 @@ memory free: the more is left, the more room has prefetch. Parameters of a trans
 decided on alike.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.bounds.whole_step import least_prices, with_prices
 from apsched.units import allocated_bytes
 from apsched.whole_step.accumulation import Accumulation, SolvedAccumulation
-from apsched.whole_step.choices import NONE, Choice
+from apsched.whole_step.choices import NONE, Choice, Parameter
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Graphs
 from apsched.whole_step.rules import together_by_plan
@@ -405,22 +405,23 @@ def units_of(
                 },
             )
         )
-        entries.append(
-            {
-                KEPT: tuple(p.name for p in keepable),
-                SHARED: tuple(
-                    marked(p.name, IN_NODE) if p.node_bytes else p.name for p in keepable
-                ),
-                HELD: tuple(marked(name, NEXT) for name in members if name in held),
-                SUMMED: tuple(marked(name, SUM) for name in members if name in sums),
-                SHARDS: tuple(
-                    marked(name, SUM_SHARDS if name in of_shards else SUM)
-                    for name in members
-                    if name in sums
-                ),
-            }
-        )
+        entries.append(_entries_of(members, keepable, accumulation))
     return found, entries
+
+
+def _entries_of(
+    members: Sequence[str], keepable: Iterable[Parameter], accumulation: Accumulation
+) -> dict[str, tuple[str, ...]]:
+    """Return the entries of a unit with parameters ``members``, by kind."""
+    summed = [name for name in members if name in accumulation.sums]
+    of_shards = accumulation.shard_sums
+    return {
+        KEPT: tuple(p.name for p in keepable),
+        SHARED: tuple(marked(p.name, IN_NODE) if p.node_bytes else p.name for p in keepable),
+        HELD: tuple(marked(name, NEXT) for name in members if name in accumulation.held),
+        SUMMED: tuple(marked(name, SUM) for name in summed),
+        SHARDS: tuple(marked(n, SUM_SHARDS if n in of_shards else SUM) for n in summed),
+    }
 
 
 def _collectives(reductions: "Iterable[Reduction]", starts: Mapping[str, int]) -> tuple[int, ...]:

@@ -83,7 +83,7 @@ class Unit:
     reduced_bytes: int
     """Of the reduced gradients."""
     sums: Mapping[str, Mapping[str, Sequence[str]]]
-    """Kind -> nodes that add its gradients to those of the micro-batches before, each with the nodes
+    """Kind -> nodes that add its gradients to those of the micro-batches before, each with nodes
     before it that may be the same kernel.
     """
     order: Mapping[str, int]
