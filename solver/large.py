@@ -45,7 +45,7 @@ _TRIED_AGAIN = 3
 """Partitions that are laid out again under the next memory cap, the fastest first."""
 
 
-def solve_large(task: Task, like: Scored | None) -> Answer:
+def solve_large(task: Task, like: Scored | None = None) -> Answer:
     """Return the best schedule that the search finds; the buckets of ``like`` are tried, too."""
     at = task.fitting.instance
     search = climbed(task, like)

@@ -6,6 +6,7 @@ infeasibility is reported only after those orders were searched, too.
 """
 
 from dataclasses import replace
+from functools import partial
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
@@ -22,7 +23,7 @@ from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.compute_move_cap import moving_where_it_pays
 from apsched.solver.interleave.interleave import has_chains, interleaved
 from apsched.solver.reorder.min_memory import floated_model
-from apsched.solver.solve import solve
+from apsched.solver.solve import solve as solve_any
 from apsched.units import ticks_to_us
 
 _SHARE_OF_BOUND = 0.1
@@ -36,6 +37,7 @@ def solve_requested(
     *,
     progress: Progress | None = None,
     start: Schedule | None = None,
+    search_alone: bool = False,
 ) -> SolveResult:
     """As :func:`apsched.solver.solve`; compute stays as captured where moving it does not pay, and
     something fits. Chains that do not depend on each other are interleaved where that is faster.
@@ -44,14 +46,15 @@ def solve_requested(
     if has_chains(problem, caps):
         return _with_chains(problem, caps, options, progress=progress, start=start)
     searched = moving_where_it_pays(problem, caps)
+    solve = partial(solve_any, options=options, start=start, search_alone=search_alone)
     if searched == caps:
-        return solve(problem, caps, options, progress=progress, start=start)
+        return solve(problem, caps, progress=progress)
     instance = Instance.of(problem, caps)
     bound = best_bound(instance, Orders(instance))
     shown = _with_bound(progress, bound)
-    found = solve(problem, searched, options, progress=shown, start=start)
+    found = solve(problem, searched, progress=shown)
     if found.best is None:
-        return solve(problem, caps, options, progress=progress, start=start)
+        return solve(problem, caps, progress=progress)
     return _claimed(instance, options, found, bound)
 
 
@@ -108,6 +111,7 @@ def _claimed(
     assert found.best is not None
     problem, orders, work = instance.problem, Orders(instance), 0.0
     is_open = problem.contention is None and bound.ticks < found.fastest_ticks
+    is_open &= not found.may_improve
     model = floated_model(instance) if is_open else None
     if model is not None:
         less = replace(options, budget=options.budget * _SHARE_OF_BOUND)
@@ -118,7 +122,7 @@ def _claimed(
     floor = min(memory_bound_of_any_order(orders, None), found.floor_memory_bytes)
     anywhere = replace(instance, arrays=without_places(instance.arrays))
     later = later_bounds(anywhere, found.best, found.time_limit_ticks, floor)
-    return SolveResult.found(
+    result = SolveResult.found(
         found.best,
         bound_ticks=bound.ticks,
         bound_source=bound.source,
@@ -134,3 +138,4 @@ def _claimed(
         search_ticks=found.search_ticks,
         trade_offs=found.trade_offs,
     )
+    return replace(result, may_improve=found.may_improve)

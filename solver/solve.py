@@ -1,5 +1,7 @@
 """Problem -> SolveResult: bound, baselines, least memory, a small or a large problem, result."""
 
+from dataclasses import replace
+
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem, with_contention
 from apsched.schedule.result import SolveResult
@@ -32,13 +34,15 @@ def solve(
     *,
     progress: Progress | None = None,
     start: Schedule | None = None,
+    search_alone: bool = False,
 ) -> SolveResult:
     """Return the fastest schedule found within ``caps``, with a proven bound.
 
     ``start`` is a schedule of this graph that was found under other caps. Where it keeps ``caps``
     nothing slower is returned, and where it is so near the bound that the search would stop there,
-    nothing is searched; where it does not keep them it is not looked at. Raises InputError for a
-    problem that breaks its own specification; caps that nothing keeps are an answer, not an error.
+    nothing is searched; where it does not keep them it is not looked at. ``search_alone`` leaves
+    CP-SAT out of small problems, but for the least memory. Raises InputError for a problem that
+    breaks its own specification; caps that nothing keeps are an answer, not an error.
     """
     options = options or SolveOptions()
     instance = Instance.of(problem, caps)
@@ -67,14 +71,16 @@ def solve(
         alone = solve(with_contention(problem, None), caps, options)
         uncontended = rescored(instance, alone.best)
 
-    given = scored_start(instance, start)
+    given, left_out = scored_start(instance, start), False
     if given is not None and given.step_time_ticks <= near_enough(bound, options):
         answer = as_given(task, given)
     elif problem.contention is None and is_small(problem, None if mover is None else mover.orders):
-        answer = solve_whole(task)
+        left_out = search_alone
+        answer = solve_large(task) if search_alone else solve_whole(task)
     else:
         answer = solve_large(task, like=uncontended)
-    return result_of(task, answer, given=given, uncontended=uncontended)
+    result = result_of(task, answer, given=given, uncontended=uncontended)
+    return replace(result, may_improve=left_out)
 
 
 def _allowed_orders(instance: Instance, mover: ComputeMover | None) -> Orders | None:

@@ -63,7 +63,7 @@ def to_bytes(dag: nx.DiGraph) -> bytes:
             "curves": {name: asdict(curve) for name, curve in sorted(dag.graph["curves"].items())},
             "cuts": [asdict(cut) for cut in dag.graph.get("cuts", ())],
             **({"assumed": asdict(assumed)} if assumed.sizes else {}),
-            **({"chains": chains} if (chains := dag.graph.get("chains")) else {}),
+            **{key: dag.graph[key] for key in ("chains", "gradients") if dag.graph.get(key)},
         },
         "nodes": [
             {"id": rank, **asdict(dag.nodes[rank]["record"])}
@@ -101,6 +101,7 @@ def from_bytes(data: bytes) -> nx.DiGraph:
         ),
         assumed=_assumed(graph),
         chains=_ints(graph.get("chains", []), "chains"),
+        gradients=_strings(graph.get("gradients", []), "gradients"),
     )
     for k, node in enumerate(_get(content, "nodes", list)):
         record = _record(NodeRecord, _without_id(node), f"node {k}")
@@ -214,6 +215,12 @@ def _record(of: type[_Record], values: Any, where: str) -> _Record:
 def _ints(value: Any, where: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(item) is int for item in value):
         raise InputError(f"{where}: expected a list of whole numbers, found {_brief(value)}")
+    return tuple(value)
+
+
+def _strings(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(type(item) is str for item in value):
+        raise InputError(f"{where}: expected a list of strings, found {_brief(value)}")
     return tuple(value)
 
 

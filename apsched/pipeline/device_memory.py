@@ -7,7 +7,7 @@ backward. All gradients are in the peak of backward, and none is alive in forwar
 micro-batches before.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -46,6 +46,10 @@ class BesideGraph:
     """The same, if each were bf16."""
     other_parameter_bytes: int
     """Shards of parameters that this graph does not take, so that its peak does not count them."""
+    frozen_bytes: int = 0
+    """Shards of the parameters of the step that get no gradient."""
+    bf16_frozen_bytes: int = 0
+    """The same, if each were bf16."""
     memory_bytes_per_us: float = 0.0
     """Memory bandwidth of the device as achieved; 0 where it is not known (older files)."""
     other_bytes: int = 0
@@ -53,8 +57,11 @@ class BesideGraph:
 
     @property
     def shards(self) -> Shards:
-        """The parameters of the step."""
-        return Shards(size_bytes=self.parameter_bytes, bf16_bytes=self.bf16_parameter_bytes)
+        """The parameters that the optimizer updates."""
+        return Shards(
+            size_bytes=self.parameter_bytes - self.frozen_bytes,
+            bf16_bytes=self.bf16_parameter_bytes - self.bf16_frozen_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,13 +127,16 @@ def beside_graphs(dags: Sequence[nx.DiGraph], cluster: Cluster) -> tuple[BesideG
     it.
 
     A parameter is an input of a floating dtype that the caller keeps; a parameter that several
-    graphs take is recognized by its name and counts once. Communicators are those that any of the
+    graphs take is recognized by its name and counts once. Those without a gradient have no
+    optimizer state, where a graph says which have one. Communicators are those that any of the
     graphs uses.
     """
     held = [_parameters(dag) for dag in dags]
     all_held = {name: found for parameters in held for name, found in parameters.items()}
-    total_bytes = sum(size_bytes for size_bytes, _ in all_held.values())
-    bf16_bytes = sum(2 * size_bytes // itemsize for size_bytes, itemsize in all_held.values())
+    total_bytes, bf16_bytes = _both_bytes(all_held.values())
+    trained = all_held.keys() & {n for dag in dags for n in dag.graph.get("gradients", ())}
+    frozen = all_held.keys() - trained if trained else ()
+    frozen_bytes, bf16_frozen_bytes = _both_bytes(all_held[name] for name in frozen)
     is_gpu = cluster.library == "nccl"
     num_communicators = _num_groups(dags) if is_gpu else 0
     return tuple(
@@ -138,6 +148,8 @@ def beside_graphs(dags: Sequence[nx.DiGraph], cluster: Cluster) -> tuple[BesideG
             parameter_bytes=total_bytes,
             bf16_parameter_bytes=bf16_bytes,
             other_parameter_bytes=total_bytes - sum(size for size, _ in parameters.values()),
+            frozen_bytes=frozen_bytes,
+            bf16_frozen_bytes=bf16_frozen_bytes,
             memory_bytes_per_us=cluster.device.memory_bytes_per_us,
         )
         for parameters in held
@@ -192,6 +204,12 @@ def _parameters(dag: nx.DiGraph) -> Mapping[str, tuple[int, int]]:
         record.module or record.name: (_kept_bytes(dag, record), _BYTES_OF_DTYPE[record.dtype])
         for record in named or kept
     }
+
+
+def _both_bytes(parameters: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Return the bytes of ``parameters``, and those if each were bf16."""
+    found = list(parameters)
+    return sum(size for size, _ in found), sum(2 * size // itemsize for size, itemsize in found)
 
 
 def _kept_bytes(dag: nx.DiGraph, record: NodeRecord) -> int:

@@ -225,6 +225,8 @@ class SolveResult:
     """Memory against step time, the least memory first, as far as the search found both; within the
     caps. ``--time-slack`` chooses one of them.
     """
+    may_improve: bool = False
+    """Whether CP-SAT was left out on request: it may find a faster schedule."""
 
     @property
     def knee(self) -> TradeOff | None:

@@ -129,7 +129,7 @@ def _with_best(
         answer.time_limit_ticks,
         answer.floor_bound_bytes,
     )
-    return SolveResult.found(
+    found = SolveResult.found(
         best,
         bound_ticks=answer.bound_ticks,
         bound_source=answer.bound_source,
@@ -145,3 +145,4 @@ def _with_best(
         search_ticks=answer.search_ticks,
         trade_offs=answer.trade_offs,
     )
+    return replace(found, may_improve=answer.may_improve)

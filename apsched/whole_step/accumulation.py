@@ -16,8 +16,6 @@ from apsched.kinds import CollectiveKind
 from apsched.names import NEXT, SUM, SUM_SHARDS, mark_of, marked, name_of
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
-from apsched.pipeline.solve_graph import solve_graph
-from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice
@@ -59,6 +57,16 @@ class SolvedAccumulation:
         """The answers for all graphs, each once."""
         found = (result for pair in self.pairs for result in pair.results)
         return tuple({result.problem.name: result for result in found}.values())
+
+    @property
+    def may_improve(self) -> bool:
+        """Whether CP-SAT was left out, which may find faster schedules."""
+        return any(result.answer.may_improve for result in self.results)
+
+    @property
+    def bound_ticks(self) -> int:
+        """No schedules of these graphs are faster."""
+        return sum(p.count * r.answer.bound_ticks for p in self.pairs for r in p.results)
 
     @property
     def fits(self) -> bool:
@@ -107,7 +115,7 @@ class Accumulation:
     """Gradients of the other parameters."""
     solved: dict[Choice, SolvedAccumulation] = field(default_factory=dict)
     _graphs: dict[tuple[str, "_Parts"], LoadedGraph] = field(default_factory=dict)
-    _results: dict[tuple[int, Caps], Result] = field(default_factory=dict)
+    _results: dict[tuple[int, Caps, int], Result] = field(default_factory=dict)
 
     @classmethod
     def of(cls, step: Step, num_micro_batches: int) -> "Accumulation":
@@ -180,14 +188,22 @@ class Accumulation:
             *(marked(name, SUM_SHARDS) for name in self.shard_sums),
         )
 
-    def solve(self, choice: Choice) -> SolvedAccumulation:
+    def search(self, choice: Choice) -> SolvedAccumulation:
+        """Return all graphs solved under ``choice``, by the search alone if they were not solved
+        yet.
+        """
+        known = self.solved.get(choice)
+        return self.solve(choice, search_alone=True) if known is None else known
+
+    def solve(self, choice: Choice, *, search_alone: bool = False) -> SolvedAccumulation:
         """Return all graphs solved under ``choice``; each choice once."""
-        if choice not in self.solved:
+        known = self.solved.get(choice)
+        if known is None or (known.may_improve and not search_alone):
             parts = _Parts.of(choice)
             counts = len(parts.kept), len(parts.held), len(parts.summed | parts.shards)
-            words = "solve with {} kept, {} that stay gathered, {} reduced once".format(*counts)
-            with self.step.progress.stage(words):
-                self.solved[choice] = self._solve(choice)
+            words = "with {} kept, {} that stay gathered, {} reduced once".format(*counts)
+            with self.step.progress.stage(f"{'solve' if known is None else 'solve again'} {words}"):
+                self.solved[choice] = self._solve(choice, search_alone=search_alone)
         return self.solved[choice]
 
     @property
@@ -211,7 +227,7 @@ class Accumulation:
         last = self.num_micro_batches - 1
         return tuple(self._pair(parts, k) for k in sorted({0, min(1, last), last}))
 
-    def _solve(self, choice: Choice) -> SolvedAccumulation:
+    def _solve(self, choice: Choice, *, search_alone: bool) -> SolvedAccumulation:
         parts, graphs = _Parts.of(choice), self.graphs_of(choice)
         more = self.step.communicator_bytes(self.step.under(parts.kept))
         shards = self.step.beside_bytes(parts.kept)
@@ -228,7 +244,7 @@ class Accumulation:
             gradients = before * (reduced + sums), before * reduced  # backward takes the sums
             beside = gradients[0], gradients[1] + shards
             forward, backward = (
-                _with_gradients(self._result(graph, caps, more + size), held)
+                _with_gradients(self._result(graph, caps, more + size, search_alone), held)
                 for graph, caps, size, held in zip(
                     pair, self.step.caps, beside, gradients, strict=True
                 )
@@ -240,14 +256,15 @@ class Accumulation:
             )
         return SolvedAccumulation(kept=choice, pairs=tuple(pairs))
 
-    def _result(self, graph: LoadedGraph, caps: Caps, beside: int) -> Result:
-        if caps.memory_cap_bytes is not None:
-            caps = replace(caps, memory_cap_bytes=max(caps.memory_cap_bytes - beside, 0))
-        key = id(graph), caps
-        if key not in self._results:
-            quiet = Progress(quiet=True)
-            self._results[key] = solve_graph(graph, self.step.request, quiet, caps=caps)
-        return self._results[key]
+    def _result(
+        self, graph: LoadedGraph, caps: Caps, beside_bytes: int, search_alone: bool
+    ) -> Result:
+        key = id(graph), caps, beside_bytes
+        known = self._results.get(key)
+        if known is None or (known.answer.may_improve and not search_alone):
+            known = self.step.solve_graph(graph, caps, beside_bytes, search_alone=search_alone)
+            self._results[key] = known
+        return known
 
     def _pair(self, parts: "_Parts", k: int) -> Graphs:
         """Return the graphs of micro-batch ``k``: ``forward`` and ``backward`` of the first,

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from apsched.config import Caps
@@ -17,6 +18,7 @@ from apsched.problem.problem import Problem, with_contention
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.solver.bounds.whole_step import bytes_beside, seam_bytes
+from apsched.solver.requested import solve_requested
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice, Parameter
 from apsched.whole_step.rules import by_rules, together_by_plan
@@ -38,6 +40,16 @@ class SolvedChoice:
     """Shards of kept parameters: alive in backward, though not an input of it."""
     graphs: Graphs
     results: tuple[Result, Result]
+
+    @property
+    def may_improve(self) -> bool:
+        """Whether CP-SAT was left out, which may find faster schedules."""
+        return any(result.answer.may_improve for result in self.results)
+
+    @property
+    def bound_ticks(self) -> int:
+        """No schedules of both graphs are faster."""
+        return sum(result.answer.bound_ticks for result in self.results)
 
     @property
     def fits(self) -> bool:
@@ -201,16 +213,28 @@ class Step:
         problem, without = self.request.posed(graph.problem)
         return replace(graph, problem=problem, without_bitwise=without)
 
-    def solve(self, kept: Choice) -> SolvedChoice:
+    def search(self, kept: Choice) -> SolvedChoice:
+        """Return both graphs solved with the parameters ``kept``, by the search alone if they were
+        not solved yet.
+        """
+        return self.solved[kept] if kept in self.solved else self.solve(kept, search_alone=True)
+
+    def solve(self, kept: Choice, *, search_alone: bool = False) -> SolvedChoice:
         """Return both graphs solved with the parameters ``kept``; each choice once."""
-        if kept not in self.solved:
+        known = self.solved.get(kept)
+        if known is None or (known.may_improve and not search_alone):
             graphs = self.under(kept)
             beside = self.beside_bytes(kept)
             size = sum(self.entry_bytes[entry] for entry in kept)
-            with self.progress.stage(f"solve with {len(kept)} parameters kept"):
+            words = "solve" if known is None else "solve again"
+            with self.progress.stage(f"{words} with {len(kept)} parameters kept"):
                 more = self.communicator_bytes(graphs)
-                forward = self._solve(graphs[0], self.caps[0], more)
-                backward = self._solve(graphs[1], self.caps[1], more + beside)
+                forward, backward = (
+                    self.solve_graph(graph, caps, size_bytes, search_alone=search_alone)
+                    for graph, caps, size_bytes in zip(
+                        graphs, self.caps, (more, more + beside), strict=True
+                    )
+                )
             self.solved[kept] = SolvedChoice(
                 kept=kept,
                 kept_bytes=size,
@@ -232,10 +256,14 @@ class Step:
         ]
         return counts[0] - counts[1]
 
-    def _solve(self, graph: LoadedGraph, caps: Caps, beside: int) -> Result:
+    def solve_graph(
+        self, graph: LoadedGraph, caps: Caps, beside_bytes: int, *, search_alone: bool = False
+    ) -> Result:
+        """Return ``graph`` solved within ``caps``, with ``beside_bytes`` of the step beside it."""
         if caps.memory_cap_bytes is not None:
-            caps = replace(caps, memory_cap_bytes=max(caps.memory_cap_bytes - beside, 0))
-        return solve_graph(graph, self.request, Progress(quiet=True), caps=caps)
+            caps = replace(caps, memory_cap_bytes=max(caps.memory_cap_bytes - beside_bytes, 0))
+        search = partial(solve_requested, search_alone=True) if search_alone else None
+        return solve_graph(graph, self.request, Progress(quiet=True), caps=caps, search=search)
 
 
 def _cap_bytes(

@@ -143,11 +143,11 @@ def search_choices(step: Step, bounds: Sequence[StepBound]) -> StepAnswer:
         search.look(search.densest())
         search.along_order()
         search.look(search.filled())
-    best = _least_memory_within_slack(step, baselines)
+    best = _improved(step, baselines)
     return StepAnswer(
         best=best,
         bound=search.bound,
-        baselines=baselines,
+        baselines={name: step.solved[kept] for name, kept in baselines.items()},
         excluded=excluded,
         tried=tuple(step.solved.values()),
         num_parameters=len(step.parameters),
@@ -181,14 +181,14 @@ class _Search:
         names = set(map(name_of, kept))
         return [self._index[name] for name in names if name in self._index]
 
-    def baselines(self) -> tuple[dict[str, SolvedChoice], dict[str, ExcludedChoice]]:
-        """Return the choices that people make: those that are solved, and those that their bound
+    def baselines(self) -> tuple[dict[str, Choice], dict[str, ExcludedChoice]]:
+        """Return the choices that people make: those that it solves, and those that their bound
         excludes. The ones with the least bound come first, so that it excludes most.
         """
         step = self._step
         named = named_choices(step.undecided).items()
         made = {name: c | step.always for name, c in named if not splits(c, self._order)}
-        solved: dict[str, SolvedChoice] = {}
+        solved: set[str] = set()
         excluded: dict[str, ExcludedChoice] = {}
         for name in sorted(made, key=lambda name: (name != NONE, self._bound_of(made[name]).ticks)):
             kept = made[name]
@@ -196,11 +196,12 @@ class _Search:
                 continue
             bound = self._bound_of(kept)
             if kept in step.solved or name == NONE or bound.ticks < _best_ticks(step):
-                solved[name] = step.solve(kept)
+                step.search(kept)
+                solved.add(name)
             else:
                 size = sum(step.entry_bytes[entry] for entry in kept)
                 excluded[name] = ExcludedChoice(kept=kept, kept_bytes=size, bound=bound)
-        return {n: solved[n] for n in made if n in solved}, excluded
+        return {name: kept for name, kept in made.items() if name in solved}, excluded
 
     def _bound_of(self, kept: Choice) -> TimeBound:
         items = self._items(kept)
@@ -218,7 +219,7 @@ class _Search:
             best = _best_ticks(step)
             if best <= self._enough or not self.may_fit(kept) or self._bound_of(kept).ticks >= best:
                 return _NEVER
-        return _ticks(step.solve(kept))
+        return _ticks(step.search(kept))
 
     def _should_fit(self, kept: Choice) -> bool:
         """Return whether the choice ``kept`` may fit, and is expected to: the least memory of a
@@ -231,7 +232,7 @@ class _Search:
             return True
         known = [
             (solved.least_bytes, solved.kept_bytes)
-            for solved in (step.solve(step.always), *step.solved.values())
+            for solved in (step.search(step.always), *step.solved.values())
         ]
         least, of_rules = known[0]
         slopes = [(size - least) / (of - of_rules) for size, of in known if of > of_rules]
@@ -392,14 +393,28 @@ def _best_ticks(step: Step) -> float:
     return min(map(_ticks, step.solved.values()), default=_NEVER)
 
 
-def _least_memory_within_slack(step: Step, baselines: dict[str, SolvedChoice]) -> SolvedChoice:
+def _improved(step: Step, baselines: Mapping[str, Choice]) -> SolvedChoice:
+    """Return the best choice after those are solved with CP-SAT that it may make the fastest, the
+    fastest first.
+    """
+    while True:
+        least = _best_ticks(step)
+        open_ones = [s for s in step.solved.values() if s.may_improve and s.bound_ticks < least]
+        best = min(open_ones, key=_ticks, default=None)
+        best = best or _least_memory_within_slack(step, baselines)
+        if not best.may_improve:
+            return best
+        step.solve(best.kept)
+
+
+def _least_memory_within_slack(step: Step, baselines: Mapping[str, Choice]) -> SolvedChoice:
     fitting = [solved for solved in step.solved.values() if solved.fits]
     if not fitting:
-        return baselines[NONE]
+        return step.solved[baselines[NONE]]
     least = min(solved.step_ticks for solved in fitting)
     limit = min(
         int(least * (1 + step.request.options.time_slack)),
-        min((b.step_ticks for b in baselines.values() if b.fits), default=least),
+        min((s.step_ticks for s in fitting if s.kept in baselines.values()), default=least),
     )
     near = (solved for solved in fitting if solved.step_ticks <= max(limit, least))
     return min(near, key=lambda s: (s.peak_bytes, s.step_ticks, len(s.kept), sorted(s.kept)))

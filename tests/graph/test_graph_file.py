@@ -48,6 +48,13 @@ def test_the_same_graph_comes_back(dag, tmp_path):
     assert to_bytes(back) == to_bytes(dag) == (tmp_path / "g.graph").read_bytes()
 
 
+def test_names_of_gradients_come_back(dag):
+    assert "gradients" not in orjson.loads(gzip.decompress(to_bytes(dag)))["graph"]
+    with_names = dag.copy()
+    with_names.graph["gradients"] = ("w",)
+    assert from_bytes(to_bytes(with_names)).graph["gradients"] == ("w",)
+
+
 def test_a_graph_file_is_read_without_torch(dag, tmp_path):
     save_graph(dag, tmp_path / "g.graph")
     code = (
@@ -118,6 +125,10 @@ BROKEN = {
     "list of text": (
         lambda dag: rewritten(dag, lambda c: c["nodes"][2].update(reads=["a"])),
         "node 2, reads: expected a list of whole",
+    ),
+    "gradients that are no names": (
+        lambda dag: rewritten(dag, lambda c: c["graph"].update(gradients=[1])),
+        "gradients: expected a list of strings",
     ),
     "edge to nowhere": (
         lambda dag: rewritten(dag, lambda c: c["edges"][0].update(target=99)),

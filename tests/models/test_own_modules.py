@@ -11,12 +11,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from apsched.capture.captured import Capture
 from apsched.capture.fake_world import world
 from apsched.capture.function import capture_function
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
 from apsched.fx.collectives import collective_kind, group_name, is_collective
+from apsched.graph.export.export import export_graph
 from apsched.kinds import CollectiveKind
 from apsched.models.mesh import ALONE, MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.sharding import ParameterSharding
+from apsched.pipeline.device_memory import beside_graphs
+from tests.helpers.graphs.instrumented import UnitCosts
 
 JOB = """
 import torch
@@ -174,6 +178,22 @@ def test_a_shard_has_a_storage_of_its_own_size(mesh: str) -> None:
         for value in values:
             if isinstance(value, torch.Tensor):
                 assert value.untyped_storage().nbytes() == value.numel() * value.itemsize
+
+
+@pytest.mark.parametrize(
+    ("mesh", "frozen_bytes"),
+    [("fsdp=2", 2 * 4 * 4), ("fsdp=4", 2 * 2 * 4), ("replicate=2", 2 * 8 * 4)],
+)
+def test_a_frozen_parameter_has_no_optimizer_state(mesh: str, frozen_bytes: int) -> None:
+    """Also beside tied ones, of which one is named."""
+    capture = captured("build", mesh)
+    dags = [
+        export_graph(graph, UnitCosts(), group_ranks=capture.group_ranks)
+        for graph in capture.graphs
+    ]
+    for beside in beside_graphs(dags, load_cluster("h100")):
+        assert beside.frozen_bytes == frozen_bytes
+        assert beside.parameter_bytes > frozen_bytes
 
 
 SPLIT = {

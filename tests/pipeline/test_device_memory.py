@@ -21,9 +21,11 @@ from apsched.pipeline.device_memory import (
 H100 = load_cluster("h100")
 
 
-def _dag(*inputs: tuple[str, str, int, bool]) -> nx.DiGraph:
-    """Return a graph of inputs: name of the parameter, dtype, bytes, kept."""
-    dag = nx.DiGraph()
+def _dag(*inputs: tuple[str, str, int, bool], gradients: tuple[str, ...] = ()) -> nx.DiGraph:
+    """Return a graph of inputs: name of the parameter, dtype, bytes, kept; ``gradients`` are the
+    parameters whose gradients it returns.
+    """
+    dag = nx.DiGraph(gradients=gradients)
     dag.graph["storages"] = tuple(
         StorageRecord(size_bytes=size, kept=kept) for _, _, size, kept in inputs
     )
@@ -79,6 +81,28 @@ def test_the_state_of_an_optimizer_follows_from_the_shards(optimizer: str, size_
         for line in MemoryAccount(beside=beside, optimizer=optimizer).lines
     }
     assert lines.get(f"optimizer state ({optimizer})", 0) == size_bytes
+
+
+def test_a_parameter_without_a_gradient_has_no_state() -> None:
+    """The embedding is frozen; where no graph says which gradients there are, all count."""
+    backward = _dag(("layer", "float32", 800, True), gradients=("layer",))
+    for beside in beside_graphs([FORWARD, backward], H100):
+        assert (beside.parameter_bytes, beside.frozen_bytes) == (1200, 400)
+        states = {
+            optimizer: sum(
+                line.size_bytes
+                for line in MemoryAccount(beside=beside, optimizer=optimizer).lines
+                if line.what.startswith("optimizer state")
+            )
+            for optimizer in ("adamw", "adamw-bf16", "sgd")
+        }
+        assert states == {"adamw": 1600, "adamw-bf16": 800, "sgd": 800}
+        whole = replace(beside, frozen_bytes=0, bf16_frozen_bytes=0)
+        assert MemoryAccount(beside=beside).optimizer_us == pytest.approx(
+            MemoryAccount(beside=whole).optimizer_us * 2 / 3
+        )
+    others = _dag(("layer", "float32", 800, True), gradients=("another name",))
+    assert beside_graphs([FORWARD, others], H100)[0].frozen_bytes == 0
 
 
 def test_what_is_left_is_the_device_less_every_line() -> None:

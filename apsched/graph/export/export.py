@@ -32,7 +32,12 @@ from apsched.graph.export.prices import (
     copy_curve,
     launch_curves,
 )
-from apsched.graph.export.provenance import directions, module_names, parameters_served
+from apsched.graph.export.provenance import (
+    directions,
+    gradients_returned,
+    module_names,
+    parameters_served,
+)
 from apsched.graph.export.signature import node_signature, target_name
 from apsched.graph.records import COPY, Assumed, CollectiveRecord, NodeRecord
 from apsched.kinds import AssumedSize, KernelCut, NodeKind
@@ -74,6 +79,7 @@ def export_graph(
         cuts=tuple(_cuts(analysis, cost_model, records)),
         assumed=_assumed(analysis, sizes),
         chains=_chains(analysis),
+        gradients=gradients_returned(analysis.nodes, analysis.kinds),
     )
     data, order = edges_of(analysis)
     dag.add_nodes_from((record.rank, {"record": record}) for record in records)

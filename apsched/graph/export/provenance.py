@@ -163,6 +163,16 @@ def _parameter_after(
     return result
 
 
+def gradients_returned(
+    nodes: Sequence[torch.fx.Node], kinds: Sequence[NodeKind]
+) -> tuple[str, ...]:
+    """Return the names of the parameters whose gradients are outputs, sorted; none where outputs
+    have no descriptors of AOTAutograd.
+    """
+    found = _gradient_outputs(nodes[-1]) if nodes and kinds[-1] is NodeKind.OUTPUT else {}
+    return tuple(sorted(set(found.values())))
+
+
 def _gradient_outputs(output: torch.fx.Node) -> dict[torch.fx.Node, str]:
     """Return output -> name of the parameter whose gradient it is
     (torch/_functorch/_aot_autograd/descriptors.py: GradAOTOutput).
