@@ -17,6 +17,7 @@ from apsched.fx.effects.operators import overload_of
 from apsched.fx.graph_copies import copied
 from apsched.fx.passes.parameters import parameter_names as described_parameters
 from apsched.fx.passes.spec import at_node, check_graph
+from apsched.fx.repeated_waits import without_repeated_waits
 
 _PARAMETER = re.compile(r"primals_(\d+)$")
 _GRADIENT = re.compile(r"tangents_(\d+)$")
@@ -31,7 +32,7 @@ def capture_graph(
     example_inputs: Sequence[Any] | None = None,
 ) -> CapturedGraph:
     """Return the captured form of ``module``, which is not changed; overload packets become the
-    overloads that they run, and control dependencies of a scheduler are removed.
+    overloads that they run; control dependencies of a scheduler and repeated waits are removed.
 
     ``name`` and ``kept_inputs`` default to those that the names of AOTAutograd's placeholders imply
     (:func:`direction_of`, :func:`kept_by_name`), ``parameter_names`` (placeholder -> parameter) to
@@ -52,7 +53,8 @@ def capture_graph(
         )
     if example_inputs is not None:
         module = _with_values(module, example_inputs)
-    module = with_missing_values(_with_overloads(without_control_deps(module)))
+    module = without_repeated_waits(_with_overloads(without_control_deps(module)))
+    module = with_missing_values(module)
     check_graph(module)
     placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
     name = name or direction_of(module.graph)

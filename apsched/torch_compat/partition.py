@@ -99,8 +99,8 @@ def partitioned_graphs(
 
         if beside is not None:
             otherwise, seen = beside
-            seen(parted(_without_duplicates(otherwise(joint), saves))[0])
-        joint = _without_duplicates(prepare(joint), saves)
+            seen(parted(_without_duplicates(otherwise(joint)))[0])
+        joint = _without_duplicates(prepare(joint))
         saved = saves(joint)
         return _partition_saving(joint, saved, num_fwd_outputs) if saved else parted(joint)
 
@@ -169,17 +169,16 @@ def _equal_waits_are_one() -> Iterator[None]:
         node_class.is_impure = original
 
 
-def _without_duplicates(joint: Any, saves: Callable[[Any], list[Any]]) -> Any:
-    """Return ``joint`` with equal nodes merged, as the min-cut partitioner does it first
-    (torch/_functorch/compile_utils.py); where it ``saves`` by an earlier decision also the nodes
-    that the earlier backward recomputed.
+def _without_duplicates(joint: Any) -> Any:
+    """Return ``joint`` with equal nodes merged, waits, too, as the min-cut partitioner does it
+    first (torch/_functorch/compile_utils.py).
     """
     from torch._functorch import config
     from torch._functorch.compile_utils import fx_graph_cse
 
     joint.graph.eliminate_dead_code()
     if config.cse:
-        with _equal_waits_are_one() if saves(joint) else contextlib.nullcontext():
+        with _equal_waits_are_one():
             joint.graph = fx_graph_cse(joint.graph)
     joint.recompile()
     return joint

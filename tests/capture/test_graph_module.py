@@ -8,6 +8,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.capture.graph_module import capture_graph, direction_of, kept_by_name
 from apsched.errors import InputError
+from apsched.graph.export.export import export_graph
+from apsched.problem.build import build_problem
+from tests.helpers.graphs.instrumented import UnitCosts
 
 FUNCTIONAL = torch.ops._c10d_functional
 
@@ -33,6 +36,25 @@ def test_traced_module_is_taken_as_it_is() -> None:
     captured = capture_graph(module)
     assert captured.module is module
     assert (captured.name, captured.kept_inputs) == ("graph", {"x_1", "shard_1"})
+
+
+def gathered_twice(x: torch.Tensor, shard: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    start = FUNCTIONAL.all_gather_into_tensor(shard, 4, "0")
+    first = torch.relu(x @ FUNCTIONAL.wait_tensor(start))
+    return first, first @ FUNCTIONAL.wait_tensor(start).T, FUNCTIONAL.wait_tensor(start)
+
+
+def test_repeated_waits_are_one_and_the_gather_may_share_a_bucket() -> None:
+    """As torch 2.14 leaves them where a parameter is read several times."""
+    module = traced(gathered_twice)
+    before = module.code
+    captured = capture_graph(module)
+    waits = [n for n in captured.module.graph.nodes if n.target is FUNCTIONAL.wait_tensor.default]
+    assert len(waits) == 1
+    assert len(waits[0].users) == 3
+    assert module.code == before, "the graph of the caller is not changed"
+    problem = build_problem(export_graph(captured, UnitCosts()))
+    assert [one.bucketable for one in problem.collectives] == [True]
 
 
 def test_name_and_kept_inputs_are_the_callers() -> None:

@@ -20,6 +20,7 @@ from apsched.models.mesh import ALONE, MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.sharding import ParameterSharding
 from apsched.pipeline.device_memory import beside_graphs
+from apsched.problem.build import build_problem
 from tests.helpers.graphs.instrumented import UnitCosts
 
 JOB = """
@@ -123,6 +124,20 @@ def two_numbers():
     return model, (torch.randn(3, 8),)
 
 
+def read_twice():
+    model = nn.MultiheadAttention(8, 2, batch_first=True, bias=False)
+    return Attention(model), (torch.randn(2, 3, 8),)
+
+
+class Attention(nn.Module):
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x):
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
 def nothing():
     return nn.ReLU(), (torch.randn(3, 8, requires_grad=True),)
 """
@@ -218,6 +233,16 @@ def test_every_parameter_is_gathered_and_reduced_under_its_own_name():
     scales = {"layers.0.scale", "layers.1.scale"}
     assert {*served(capture, "backward", KINDS.ALL_REDUCE)} == scales, "a number is not split"
     assert [len(ranks) for ranks in capture.group_ranks.values()] == [4]
+
+
+def test_a_parameter_that_is_read_twice_is_gathered_once_and_may_share_a_bucket() -> None:
+    """torch 2.14 leaves a wait for each read."""
+    capture = captured("read_twice", "fsdp=4")
+    gathered = served(capture, "forward", KINDS.ALL_GATHER)
+    assert sorted(gathered) == ["attention.in_proj_weight", "attention.out_proj.weight"]
+    for graph in capture.graphs:
+        dag = export_graph(graph, UnitCosts(), group_ranks=capture.group_ranks)
+        assert all(one.bucketable for one in build_problem(dag).collectives)
 
 
 def test_copies_of_the_module_reduce_alone():

@@ -33,6 +33,7 @@ from apsched.capture.repro.recordings import (
 from apsched.capture.repro.source import ReproSource, parse_source, read_source
 from apsched.fx.control_deps import without_control_deps
 from apsched.fx.passes.spec import check_graph
+from apsched.fx.repeated_waits import without_repeated_waits
 from apsched.names import graph_order
 
 
@@ -148,7 +149,7 @@ def _read_graph(
     )
     with groups:
         propagate(module, [item.value for item in inputs], mode, where)
-    module = without_control_deps(module)
+    module = without_repeated_waits(without_control_deps(module))
     check_graph(module, where)
     _spread_devices(module.graph)
     placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
