@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from apsched.capture.captured import Capture, CapturedGraph, SavedBytes
-from apsched.capture.module_stack import recorded_modules
+from apsched.capture.module_stack import recorded_modules, shared_modules_named_once
 from apsched.fx.chains import mark_chains
 from apsched.fx.passes.checkpointing import saved_bytes
 from apsched.fx.passes.lists import joint_passes
@@ -84,7 +84,11 @@ def capture_module(
     def unprepared(joint: GraphModule) -> GraphModule:
         return run_passes(joint, (*passes, classify())).module
 
-    with recorded_modules(module), _rare_garbage_collection():
+    with (
+        recorded_modules(module),
+        shared_modules_named_once(module),
+        _rare_garbage_collection(),
+    ):
         forward, backward, num_outputs = partitioned_graphs(
             module,
             inputs,

@@ -1,7 +1,11 @@
-"""Record which module each traced node comes from, as Dynamo would: AOTAutograd alone does not."""
+"""Record which module each traced node comes from, and name the parameters of shared modules once,
+as Dynamo would: AOTAutograd alone does not.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,3 +51,25 @@ def recorded_modules(root: nn.Module) -> Iterator[None]:
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+@contextmanager
+def shared_modules_named_once(root: nn.Module) -> Iterator[None]:
+    """While the body runs, the parameters and buffers of a module that ``root`` has under several
+    names are listed under the first one alone, as an optimizer knows them. AOTAutograd takes each
+    name for an input of its own (torch/_functorch/aot_autograd.py, ``remove_duplicate=False``).
+    """
+    prefixes = {name and f"{name}." for name, _ in root.named_modules()}
+    given = {"named_parameters": root.named_parameters, "named_buffers": root.named_buffers}
+
+    def once(of: Callable[..., Iterator[tuple[str, Any]]], *arguments: Any, **options: Any) -> Any:
+        named = of(*arguments, **options)
+        return ((name, one) for name, one in named if name[: name.rfind(".") + 1] in prefixes)
+
+    try:
+        for name, of in given.items():
+            object.__setattr__(root, name, partial(once, of))
+        yield
+    finally:
+        for name in given:
+            object.__delattr__(root, name)

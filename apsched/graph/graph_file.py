@@ -63,7 +63,11 @@ def to_bytes(dag: nx.DiGraph) -> bytes:
             "curves": {name: asdict(curve) for name, curve in sorted(dag.graph["curves"].items())},
             "cuts": [asdict(cut) for cut in dag.graph.get("cuts", ())],
             **({"assumed": asdict(assumed)} if assumed.sizes else {}),
-            **{key: dag.graph[key] for key in ("chains", "gradients") if dag.graph.get(key)},
+            **{
+                key: dag.graph[key]
+                for key in ("chains", "parameters", "gradients")
+                if dag.graph.get(key)
+            },
         },
         "nodes": [
             {"id": rank, **asdict(dag.nodes[rank]["record"])}
@@ -101,6 +105,7 @@ def from_bytes(data: bytes) -> nx.DiGraph:
         ),
         assumed=_assumed(graph),
         chains=_ints(graph.get("chains", []), "chains"),
+        parameters=_strings(graph.get("parameters", []), "parameters"),
         gradients=_strings(graph.get("gradients", []), "gradients"),
     )
     for k, node in enumerate(_get(content, "nodes", list)):

@@ -7,9 +7,9 @@ random state or effects keep u before v). ``dag.graph["storages"]`` is a tuple o
 curve name to a :class:`apsched.costs.price_curve.PriceCurve` (time against bytes);
 ``dag.graph["cuts"]`` is a tuple of :class:`apsched.kinds.KernelCut`; ``dag.graph["assumed"]`` is an
 :class:`Assumed`, where sizes depend on data; ``dag.graph["chains"]`` has the chain of each node,
-where there are several (:mod:`apsched.fx.chains`); ``dag.graph["gradients"]`` has the parameters
-whose gradients it is known to return; ``dag.graph["name"]``, ``["cluster"]``, ``["group_ranks"]``
-say where the graph comes from.
+where there are several (:mod:`apsched.fx.chains`); ``dag.graph["parameters"]`` has the names of
+those among its inputs, ``["gradients"]`` of those whose gradients it returns, as far as they are
+known; ``dag.graph["name"]``, ``["cluster"]``, ``["group_ranks"]`` say where the graph comes from.
 """
 
 from dataclasses import dataclass

@@ -131,7 +131,7 @@ def beside_graphs(dags: Sequence[nx.DiGraph], cluster: Cluster) -> tuple[BesideG
     optimizer state, where a graph says which have one. Communicators are those that any of the
     graphs uses.
     """
-    held = [_parameters(dag) for dag in dags]
+    held = [_parameters(dag, dags) for dag in dags]
     all_held = {name: found for parameters in held for name, found in parameters.items()}
     total_bytes, bf16_bytes = _both_bytes(all_held.values())
     trained = all_held.keys() & {n for dag in dags for n in dag.graph.get("gradients", ())}
@@ -161,7 +161,7 @@ def beside_graph(beside: BesideGraph, dag: nx.DiGraph, dags: Sequence[nx.DiGraph
     it may take fewer parameters. ``dags`` are all graphs of its step, which may use other process
     groups.
     """
-    held = sum(size_bytes for size_bytes, _ in _parameters(dag).values())
+    held = sum(size_bytes for size_bytes, _ in _parameters(dag, dags).values())
     num_communicators = _num_groups(dags) if beside.num_communicators else 0
     return replace(
         beside,
@@ -189,20 +189,26 @@ def account_of_json(says: Mapping[str, Any]) -> MemoryAccount:
     return MemoryAccount(beside=BesideGraph(**says["counted"]), **stated)
 
 
-def _parameters(dag: nx.DiGraph) -> Mapping[str, tuple[int, int]]:
+def _parameters(dag: nx.DiGraph, dags: Sequence[nx.DiGraph]) -> Mapping[str, tuple[int, int]]:
     """Return name -> (bytes of the shard, bytes of an element) of the parameters that ``dag``
-    takes: inputs with the name of a parameter, or all kept ones where no input has a name.
+    takes, one of the graphs ``dags`` of a step: inputs with the name of a parameter. Where no graph
+    names its parameters (older files do not) it is any name, that of a module, too, or all kept
+    inputs if none has one.
     """
+    names = {name for one in dags for name in one.graph.get("parameters", ())}
     inputs = [
         record
         for record in _records(dag)
         if record.kind is NodeKind.INPUT and record.dtype in _BYTES_OF_DTYPE
     ]
     kept = [record for record in inputs if _kept_bytes(dag, record)]
-    named = [record for record in kept if record.module]
+    if names:
+        taken = [record for record in kept if record.module in names]
+    else:
+        taken = [record for record in kept if record.module] or kept
     return {
         record.module or record.name: (_kept_bytes(dag, record), _BYTES_OF_DTYPE[record.dtype])
-        for record in named or kept
+        for record in taken
     }
 
 

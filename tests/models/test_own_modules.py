@@ -138,6 +138,21 @@ class Attention(nn.Module):
         return self.attention(x, x, x, need_weights=False)[0]
 
 
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 8, bias=False)
+        self.b, self.c = self.a, nn.Linear(8, 8, bias=False)
+        self.norm = self.again = nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        return self.c(self.again(self.b(self.norm(self.a(x)))))
+
+
+def shared():
+    return Shared(), (torch.randn(4, 8),)
+
+
 def nothing():
     return nn.ReLU(), (torch.randn(3, 8, requires_grad=True),)
 """
@@ -233,6 +248,19 @@ def test_every_parameter_is_gathered_and_reduced_under_its_own_name():
     scales = {"layers.0.scale", "layers.1.scale"}
     assert {*served(capture, "backward", KINDS.ALL_REDUCE)} == scales, "a number is not split"
     assert [len(ranks) for ranks in capture.group_ranks.values()] == [4]
+
+
+def test_a_module_with_two_names_counts_under_the_first_as_an_optimizer_has_it() -> None:
+    capture = captured("shared", "fsdp=4")
+    names = {"a.weight", "c.weight", "norm.weight", "norm.bias"}
+    for graph in capture.graphs:
+        assert set(graph.parameter_names.values()) <= names
+        assert "running_mean" not in str(graph.parameter_names)
+    assert {*served(capture, "forward", KINDS.ALL_GATHER)} == names
+    dags = [export_graph(g, UnitCosts(), group_ranks=capture.group_ranks) for g in capture.graphs]
+    beside, _ = beside_graphs(dags, load_cluster("h100"))
+    assert beside.parameter_bytes == 4 * (2 * 8 * 8 + 2 * 8) // 4
+    assert beside.frozen_bytes == 0
 
 
 def test_a_parameter_that_is_read_twice_is_gathered_once_and_may_share_a_bucket() -> None:

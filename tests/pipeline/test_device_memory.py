@@ -15,6 +15,7 @@ from apsched.pipeline.device_memory import (
     COMMUNICATOR_BYTES,
     CONTEXT_BYTES,
     MemoryAccount,
+    beside_graph,
     beside_graphs,
 )
 
@@ -103,6 +104,23 @@ def test_a_parameter_without_a_gradient_has_no_state() -> None:
         )
     others = _dag(("layer", "float32", 800, True), gradients=("another name",))
     assert beside_graphs([FORWARD, others], H100)[0].frozen_bytes == 0
+
+
+def test_other_inputs_with_the_name_of_a_module_are_no_parameters() -> None:
+    """Such as the input of the model, which backward takes again; also where a graph takes no
+    parameter at all.
+    """
+    forward, backward = (
+        _dag(("layer.w", "float32", 800, True)),
+        _dag(("layer", "float32", 64, True)),
+    )
+    for beside in beside_graphs([forward, backward], H100):  # as in older files
+        assert beside.parameter_bytes == 864
+    forward.graph["parameters"] = ("layer.w",)
+    found = beside_graphs([forward, backward], H100)
+    assert [beside.parameter_bytes for beside in found] == [800, 800]
+    assert [beside.other_parameter_bytes for beside in found] == [0, 800]
+    assert beside_graph(found[1], backward, [forward, backward]).other_parameter_bytes == 800
 
 
 def test_what_is_left_is_the_device_less_every_line() -> None:

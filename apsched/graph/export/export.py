@@ -79,6 +79,7 @@ def export_graph(
         cuts=tuple(_cuts(analysis, cost_model, records)),
         assumed=_assumed(analysis, sizes),
         chains=_chains(analysis),
+        parameters=tuple(sorted(set(captured.parameter_names.values()))),
         gradients=gradients_returned(analysis.nodes, analysis.kinds),
     )
     data, order = edges_of(analysis)
