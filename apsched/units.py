@@ -3,6 +3,7 @@
 import math
 
 TICKS_PER_US = 1000  # one tick is a nanosecond
+LONGEST_US = 24 * 3600 * 1e6  # a day: the ticks of a step fit into 64 bits
 # torch's CUDA allocator rounds every block up to this (c10/cuda/CUDACachingAllocator.cpp,
 # kMinBlockSize)
 ALLOCATION_BYTES = 512

@@ -70,6 +70,12 @@ class MeasuredCosts:
     """Symbol -> size, of sizes that depend on data, as a profile has them."""
 
     @property
+    def sources(self) -> frozenset[str]:
+        """Those of its times, of :data:`SOURCES`."""
+        of_compute = {price.source for price in self.compute.values()}
+        return frozenset(of_compute | {transfers.source for transfers in self.transfers})
+
+    @property
     def table(self) -> CollectiveTable:
         """The transfers as a table."""
         return table_of(
@@ -169,6 +175,22 @@ def merged(parts: list[MeasuredCosts]) -> MeasuredCosts:
             symbol: round(size)
             for symbol, size in _median_by_key([part.sizes for part in parts]).items()
         },
+    )
+
+
+def with_known(measured: MeasuredCosts, known: MeasuredCosts) -> MeasuredCosts:
+    """Return the costs ``measured``, and those that were ``known`` before of everything that they
+    do not have: operations of other graphs, collectives on other groups.
+    """
+    transfers = {
+        (t.kind, t.num_ranks, t.num_nodes): t for t in (*known.transfers, *measured.transfers)
+    }
+    return replace(
+        measured,
+        compute={**known.compute, **measured.compute},
+        transfers=tuple(transfers[shape] for shape in sorted(transfers)),
+        launch_us={**known.launch_us, **measured.launch_us},
+        sizes={**known.sizes, **measured.sizes},
     )
 
 

@@ -34,6 +34,7 @@ from typing import Any
 from apsched.costs.measured import SOURCES, MeasuredCosts, Price, Transfers
 from apsched.errors import InputError
 from apsched.kinds import PRICED_KINDS, CollectiveKind
+from apsched.units import LONGEST_US
 
 FORMAT = "apsched costs"
 VERSION = 2
@@ -142,10 +143,7 @@ def _parsed(content: Mapping[str, Any]) -> MeasuredCosts:
         device=_text(content, "device"),
         cluster=_text(content, "cluster"),
         compute=_compute(_table(content, "compute")),
-        transfers=tuple(
-            _transfers(entry, f"transfers {k}")
-            for k, entry in enumerate(_list(content, "transfers"))
-        ),
+        transfers=_all_transfers(_list(content, "transfers")),
         launch_us={
             _known_kind(kind, "launch_us"): _time(value, f"launch_us.{kind}")
             for kind, value in launch_us.items()
@@ -175,6 +173,23 @@ def _compute(sections: Mapping[str, Any]) -> dict[str, Price]:
     return prices
 
 
+def _all_transfers(entries: list[Any]) -> tuple[Transfers, ...]:
+    found: dict[tuple[str, int, int], Transfers] = {}
+    for k, entry in enumerate(entries):
+        one = _transfers(entry, f"transfers {k}")
+        if one.num_nodes > one.num_ranks:
+            raise InputError(
+                f"transfers {k}: expected at most as many nodes as ranks; found {one.num_nodes} and"
+                f" {one.num_ranks}"
+            )
+        if found.setdefault((one.kind, one.num_ranks, one.num_nodes), one) is not one:
+            raise InputError(
+                f"transfers {k}: {one.kind} of {one.num_ranks} ranks on {one.num_nodes} nodes has"
+                " an entry already; keep one of them"
+            )
+    return tuple(found.values())
+
+
 def _transfers(entry: Any, where: str) -> Transfers:
     if not isinstance(entry, dict):
         raise InputError(f"{where}: expected a table, found {entry!r}")
@@ -186,7 +201,7 @@ def _transfers(entry: Any, where: str) -> Transfers:
     if not points:
         raise InputError(f"{where}: expected points = [[bytes, microseconds], ...], found none")
     gb_per_s = entry.get("gb_per_s")
-    if gb_per_s is not None and not _time(gb_per_s, f"{where}, gb_per_s"):
+    if gb_per_s is not None and not _number_of(gb_per_s, f"{where}, gb_per_s"):
         raise InputError(f"{where}: gb_per_s must be above 0; found {gb_per_s!r}")
     return Transfers(
         kind=kind,
@@ -238,6 +253,12 @@ def _refuse_unknown(entry: Mapping[str, Any], known: tuple[str, ...], where: str
 
 
 def _time(value: Any, where: str) -> float:
+    if _number_of(value, where) > LONGEST_US:
+        raise InputError(f"{where}: expected at most a day, in microseconds; found {value!r}")
+    return float(value)
+
+
+def _number_of(value: Any, where: str) -> float:
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)

@@ -10,6 +10,7 @@ from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
 from apsched.graph.records import CollectiveRecord, NodeRecord, StorageRecord
 from apsched.kinds import KernelCut, NodeKind
+from apsched.units import LONGEST_US
 
 _DIRECTIONS = ("forward", "backward")
 
@@ -119,8 +120,9 @@ def _check_record(
 ) -> None:
     name = record.name
     _require(
-        math.isfinite(record.duration_us) and record.duration_us >= 0,
-        f"node {name}: the duration must be finite and >= 0, found {record.duration_us!r}",
+        math.isfinite(record.duration_us) and 0 <= record.duration_us <= LONGEST_US,
+        f"node {name}: the duration must be finite, >= 0 and at most a day, found"
+        f" {record.duration_us!r}",
     )
     timed = record.kind in (NodeKind.COMPUTE, NodeKind.START)
     _require(

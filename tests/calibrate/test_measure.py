@@ -1,6 +1,8 @@
 """Operations measured on the device at hand: all of them run, once, and what they take is kept."""
 
 import json
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +21,8 @@ from apsched.capture.graph_module import capture_graph
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.compute.traffic import op_name
-from apsched.costs.measured_file import load_costs
+from apsched.costs.measured import MeasuredCosts, Price, Transfers
+from apsched.costs.measured_file import dump_costs, load_costs
 from apsched.graph.export.export import export_graph
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
@@ -69,6 +72,74 @@ def test_every_operation_of_a_model_runs_here_and_the_second_time_none(
     again = json.loads(run(*arguments).stdout)
     assert (again["measured"], again["known"]) == (0, report["measured"])
     assert path.read_bytes() == before
+
+
+def test_costs_of_other_graphs_and_collectives_stay(run: Run, tmp_path):
+    path = tmp_path / "costs.toml"
+
+    def measured(mesh: str, cluster: str) -> dict:
+        source = ("llama3-debug", "--mesh", mesh, "--seq", "64", "--layers", "1")
+        arguments = ("--graph", *source, "--cluster", cluster, "-o", str(path), "--json")
+        ran = run("calibrate", "--measure", *arguments)
+        assert ran.code == 0, ran.stderr
+        return json.loads(ran.stdout)
+
+    measured("fsdp=4", "cpu")
+    gather = Transfers(
+        kind="all_gather", num_ranks=4, num_nodes=1, source="measured", points=((512, 7.0),)
+    )
+    one = replace(load_costs(path), transfers=(gather,), launch_us={"all_gather": 5.0})
+    path.write_bytes(dump_costs(one))
+    other = measured("fsdp=2", "h100")
+    both = load_costs(path)
+    assert both.compute.keys() > one.compute.keys() or other["measured"] == 0
+    assert all(both.compute[operation] == price for operation, price in one.compute.items())
+    assert (both.transfers, both.launch_us) == (one.transfers, one.launch_us)
+    assert both.cluster == "h100"
+    assert other["known"] > 0, "the cluster prices the rest; times are of the device"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"compute": {"a": Price(time_us=1.0, source="profile")}}, "found profile times in"),
+        (
+            {"device": "NVIDIA H100"},
+            r"of this device \(cpu, 1 thread\), found times of NVIDIA H100",
+        ),
+    ],
+    ids=["profile", "device"],
+)
+def test_times_that_mean_something_else_are_not_replaced(run: Run, tmp_path, change, message):
+    path = tmp_path / "costs.toml"
+    known = {"a": Price(time_us=1.0, source="measured")}
+    costs = MeasuredCosts(device="cpu, 1 thread", cluster="cpu", compute=known)
+    path.write_bytes(dump_costs(replace(costs, **change)))
+    before = path.read_bytes()
+    source = ("--graph", "llama3-debug", "--mesh", "fsdp=2", "--cluster", "cpu", "-o", str(path))
+    ran = run("calibrate", "--measure", *source)
+    assert ran.code == 2
+    assert re.search(message, ran.stderr)
+    assert "state another file" in ran.stderr
+    assert path.read_bytes() == before
+
+
+def test_a_broken_file_is_not_replaced_and_a_profile_replaces_no_measured_times(
+    run: Run, tmp_path
+) -> None:
+    path = tmp_path / "costs.toml"
+    path.write_text("broken")
+    source = ("--graph", "llama3-debug", "--mesh", "fsdp=2", "--cluster", "cpu", "-o", str(path))
+    ran = run("calibrate", "--measure", *source)
+    assert ran.code == 2
+    assert "delete the file, or state another one" in ran.stderr
+    assert path.read_text() == "broken"
+    known = {"a": Price(time_us=1.0, source="measured")}
+    path.write_bytes(dump_costs(MeasuredCosts(device="cpu", cluster="cpu", compute=known)))
+    (tmp_path / "trace.json").write_text("{}")
+    ran = run("calibrate", "--trace", str(tmp_path / "trace.json"), *source)
+    assert ran.code == 2
+    assert "one with profile times, found measured times in" in ran.stderr
 
 
 def test_costs_price_the_source_that_they_were_measured_for(run: Run, tmp_path):

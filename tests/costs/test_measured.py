@@ -105,6 +105,12 @@ BROKEN = {
     + "\npoints = [[1, 1]]": "ranks to be a whole number from 1",
     TRANSFERS + "\npoints = [[2, 1], [1, 1]]": "must increase; found 1 after 2",
     TRANSFERS: "transfers 0: expected points",
+    TRANSFERS.replace("nodes = 1", "nodes = 2")
+    + "\npoints = [[1, 1]]": "expected at most as many nodes as ranks; found 2 and 1",
+    f"{TRANSFERS}\npoints = [[1, 1]]" + TRANSFERS.replace("{good}", "") + "\npoints = [[1, 2]]": (
+        "transfers 1: all_gather of 1 ranks on 1 nodes has an entry already; keep one"
+    ),
+    "{good}\n[launch_us]\nall_gather = 1e16": "expected at most a day, in microseconds; found 1e",
     "{good}\ncopies = [[1, 0]]": "times above 0",
     "{good}\n[": "expected TOML as `apsched calibrate` writes it",
 }

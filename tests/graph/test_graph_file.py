@@ -148,7 +148,11 @@ BROKEN = {
     ),
     "negative": (
         lambda dag: rewritten(dag, lambda c: c["nodes"][4].update(duration_us=-1.0)),
-        "the duration must be finite and >= 0",
+        "the duration must be finite, >= 0 and at most a day",
+    ),
+    "longer than a day": (
+        lambda dag: rewritten(dag, lambda c: c["nodes"][4].update(duration_us=1e16)),
+        "the duration must be finite, >= 0 and at most a day",
     ),
     "no wait": (
         lambda dag: rewritten(dag, lambda c: c["nodes"][2]["collective"].update(wait=1)),

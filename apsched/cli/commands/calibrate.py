@@ -20,6 +20,7 @@ from apsched.errors import ApschedError, InputError
 
 if TYPE_CHECKING:
     import networkx as nx
+    import torch
 
     from apsched.calibrate.profile.trace import Trace
     from apsched.costs.clusters.cluster import Cluster
@@ -88,6 +89,7 @@ def _read_traces(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
     from apsched.report.calibration import print_profile
 
     progress = Progress()
+    _known(path, "profile")
     with loaded(
         source_request(args), CostChoice(cluster=args.cluster), direction(args), progress
     ) as source:
@@ -139,14 +141,16 @@ def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
     """
     from apsched.artifacts.output_dir import write_or_rescue
     from apsched.calibrate.ranks import job
-    from apsched.costs.measured_file import dump_costs, load_costs
+    from apsched.costs.measured import with_known
+    from apsched.costs.measured_file import dump_costs
     from apsched.pipeline.cost_choice import CostChoice
     from apsched.pipeline.load import loaded
     from apsched.progress import Progress
     from apsched.report.calibration import print_measured
 
-    known = load_costs(path) if path.is_file() else None
+    known = _known(path, "measured")
     with job() as measuring_job:
+        _check_device(known, measuring_job.device, path)
         progress = Progress(quiet=measuring_job.rank > 0)
         choice = CostChoice(cluster=args.cluster, fused=not args.unfused)
         with loaded(source_request(args), choice, direction(args), progress) as source:
@@ -166,11 +170,12 @@ def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
                     graphs,
                     name,
                     _cluster(args, source),
-                    _of_this_run(known, name),
+                    known,
                     fused=not args.unfused,
                 )
     if measuring_job.rank == 0:
-        _, unwritten = write_or_rescue(path.parent, {path.name: dump_costs(measured.costs)})
+        costs = measured.costs if known is None else with_known(measured.costs, known)
+        _, unwritten = write_or_rescue(path.parent, {path.name: dump_costs(costs)})
         print_measured(measured, args.out, stdout, as_json=args.json)
         if unwritten:
             raise ApschedError(unwritten)
@@ -185,12 +190,32 @@ def _cluster(args: argparse.Namespace, source: "LoadedSource") -> "Cluster":
     )
 
 
-def _of_this_run(known: "MeasuredCosts | None", cluster_name: str) -> "MeasuredCosts | None":
-    """Return costs that were measured before; not those of a profile, which mean something else."""
-    if (
-        known is None
-        or known.cluster != cluster_name
-        or any(price.source != "measured" for price in known.compute.values())
-    ):
+def _known(path: Path, source: str) -> "MeasuredCosts | None":
+    """Return the costs that are in the file already; ``None`` without one. ``InputError`` where it
+    has times of another source, which mean something else, or is no file of costs.
+    """
+    from apsched.costs.measured_file import load_costs
+
+    if not path.is_file():
         return None
+    try:
+        known = load_costs(path)
+    except InputError as error:
+        raise InputError(f"-o: {error}; delete the file, or state another one") from None
+    if others := known.sources - {source}:
+        raise InputError(
+            f"-o: expected a new file, or one with {source} times, found {', '.join(others)} times"
+            f" in {path}, which would be lost; state another file"
+        )
     return known
+
+
+def _check_device(known: "MeasuredCosts | None", device: "torch.device", path: Path) -> None:
+    from apsched.calibrate.measure import device_name
+
+    name = device_name(device)
+    if known is not None and known.device != name:
+        raise InputError(
+            f"-o: expected a new file, or one with times of this device ({name}), found times of"
+            f" {known.device} in {path}, which would be lost; state another file"
+        )
