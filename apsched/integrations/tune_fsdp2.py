@@ -1,5 +1,6 @@
 """``tune_fsdp2``: eager FSDP2 set up by a solved schedule, in the job and in one call."""
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +27,8 @@ from apsched.integrations.fsdp2 import (
     fsdp2_settings,
     solved_graphs,
 )
-from apsched.integrations.fsdp2_units import plain_name, units_of
+from apsched.integrations.fsdp2_units import ROOT, plain_name, units_of
+from apsched.integrations.root_unit import as_root_runs
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import resolve_caps, solve_graph, under_plan
 from apsched.problem.problem import Problem
@@ -169,8 +171,13 @@ def _solved(
         request = replace(request, plan=fsdp2_plan(model, problem))
         (graph,) = under_plan((replace(graph, problem=problem),), request)
         caps = resolve_caps(graph, request, progress)
-    solving = partial(solve_requested, progress=progress.solver)
-    search = partial(_answered, solving=solving, settings=settings, agreement=agreement)
+    search = partial(
+        _answered,
+        solving=partial(solve_requested, progress=progress.solver),
+        settings=settings,
+        agreement=agreement,
+        root=next((unit.parameters for unit in units_of(model) if unit.name == ROOT), ()),
+    )
     result = solve_graph(graph, request, progress, caps=caps, search=search)
     if result.best is None:
         raise InfeasibleError(explain_in_job(result))
@@ -185,5 +192,7 @@ def _answered(
     solving: Solve,
     settings: Settings,
     agreement: GraphAgreement | None,
+    root: Collection[str],
 ) -> SolveResult:
-    return answered(problem, caps, options, solving, sources=settings.answers, agreement=agreement)
+    found = answered(problem, caps, options, solving, sources=settings.answers, agreement=agreement)
+    return as_root_runs(problem, caps, found, root)

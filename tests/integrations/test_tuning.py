@@ -75,6 +75,22 @@ def test_a_tuned_model_computes_what_it_did(job, case):
 
 
 @pytest.mark.ranks
+def test_a_root_with_the_head_alone_is_gathered_first_and_reduced_last(job):
+    """As FSDP2 runs its hooks, though the head is needed last and has the first gradient."""
+    for report in job:
+        case = report["head"]
+        assert case["tuned"] == case["as it was"]
+        assert len({*case["tuned"]}) == 4
+        forward, backward = case["launched"]
+        assert [modules[0].split(".")[0] for _, *modules in forward] == ["head", *4 * ["layers"]]
+        reduced = [modules[0] for kind, *modules in backward if kind == "reduce_scatter"]
+        assert [name.split(".")[0] for name in reduced] == [*4 * ["layers"], "head"]
+        assert case["settings"]["units"][0]["name"] == "(root)"
+        predicted, untuned = case["times"]
+        assert predicted <= untuned
+
+
+@pytest.mark.ranks
 def test_it_is_captured_as_the_units_were_told(job):
     assert job[0]["float32"]["dtypes"] == ["float32"]
     assert job[0]["mixed"]["dtypes"] == ["bfloat16", "float32"]

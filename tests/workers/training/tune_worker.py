@@ -106,6 +106,41 @@ def fsdp2(rank: int, **policy: torch.dtype) -> dict[str, object]:
     }
 
 
+class Headed(nn.Module):
+    """Layers, and a head that the root unit has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(33, 33) for _ in range(4))
+        self.head = nn.Linear(33, 66)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return self.head(x).square().mean()
+
+
+def headed() -> nn.Module:
+    torch.manual_seed(0)
+    model = Headed()
+    for layer in model.layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def tuned_with_head(rank: int) -> dict[str, object]:
+    x = torch.randn(64, 33, generator=torch.Generator().manual_seed(rank))
+    model = headed()
+    found = apsched.tune_fsdp2(model, x, **QUICK)
+    return {
+        "settings": asdict(found.settings),
+        "launched": [launched(result) for result in found.results],
+        "times": [found.step_time_us, found.untuned_us],
+        "tuned": trained(model, x),
+        "as it was": trained(headed(), x),
+    }
+
+
 def launched(result: Result) -> list[list[str]]:
     """Return the launches of a schedule by kind and parameters, in order."""
     problem, schedule = result.problem, result.schedule
@@ -152,7 +187,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     mixed = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
     report = {"float32": fsdp2(rank), "mixed": fsdp2(rank, **mixed)}
     if world_size == 2:
-        report |= {"fallback": falls_back(rank), "ddp": ddp(rank)}
+        report |= {"fallback": falls_back(rank), "ddp": ddp(rank), "head": tuned_with_head(rank)}
     else:
         report |= {"in nodes": tuned_in_nodes(rank)}
     (folder / f"{rank}.json").write_text(json.dumps(report))
