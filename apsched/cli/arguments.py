@@ -3,6 +3,7 @@ verbs share. Imports no slow module.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
 from textwrap import fill
@@ -40,6 +41,9 @@ _HELP_WIDTH = 79
 Run = Callable[[argparse.Namespace, TextIO], None]
 
 
+_NEGATIVE = re.compile(r"-\.?\d")
+
+
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose errors are :class:`InputError`: one line, as of everything else."""
 
@@ -48,6 +52,9 @@ class Parser(argparse.ArgumentParser):
         self.formatter_class = argparse.RawDescriptionHelpFormatter
         self.description = fill(self.description or "", _HELP_WIDTH)
         self.epilog = fill(self.epilog or "", _HELP_WIDTH)
+        self._negative_number_matcher = (
+            _NEGATIVE  # so that -5GiB is a value, with an error about it
+        )
         self.commands: dict[str, Parser] = {}
         """Commands of this command, in addition to its own action: ``study compare``."""
 

@@ -22,7 +22,14 @@ from apsched.artifacts.replay import replay
 from apsched.artifacts.schedule_file import load_schedule
 from apsched.artifacts.solved_run import RESULT_FILE
 from apsched.errors import InputError
-from apsched.integrations.fsdp2_units import ROOT, Unit, launches_of, movable, units_of
+from apsched.integrations.fsdp2_units import (
+    ROOT,
+    Unit,
+    check_same_model,
+    launches_of,
+    movable,
+    units_of,
+)
 from apsched.integrations.prefetch_order import Hook, Launch, prefetch_lists
 from apsched.kinds import CollectiveKind
 from apsched.pipeline.result import Result
@@ -88,8 +95,9 @@ def apply_fsdp2(
         where FSDP2 cannot follow the schedule; the message names the bucket, and the nearest bucket
         that FSDP2 can form. Nothing is set then.
     """
-    units = units_of(model)
-    settings = fsdp2_settings(units, solved_graphs(solved))
+    units, graphs = units_of(model), solved_graphs(solved)
+    settings = fsdp2_settings(units, graphs)
+    check_same_model(model, graphs["forward"][0])
     check_resharded(units, settings)
     set_up(model, units, settings)
     return settings

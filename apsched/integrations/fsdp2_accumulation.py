@@ -24,7 +24,7 @@ from apsched.integrations.fsdp2 import (
     refuse_moved_compute,
     set_up,
 )
-from apsched.integrations.fsdp2_units import Unit, movable, units_of
+from apsched.integrations.fsdp2_units import Unit, check_same_model, movable, units_of
 from apsched.kinds import CollectiveKind
 from apsched.names import mark_of
 from apsched.pipeline.result import Result
@@ -87,6 +87,7 @@ def apply_fsdp2_micro_batches(
     pairs, kept = _read(solved)
     units = units_of(model)
     first, last = pairs[0].forward[0], pairs[-1].backward[0]
+    check_same_model(model, first)
     every = _gathered_or_reduced(units, first, CollectiveKind.ALL_GATHER)
     reduced = _gathered_or_reduced(units, last, CollectiveKind.REDUCE_SCATTER)
     all_reduced = _gathered_or_reduced(units, last, CollectiveKind.ALL_REDUCE)

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from apsched.errors import InputError
 from apsched.integrations.prefetch_order import Launch
@@ -182,3 +184,37 @@ def plain_name(name: str) -> str:
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name[:-1]
+
+
+def check_same_model(model: nn.Module, forward: Problem) -> None:
+    """Raise ``InputError`` where ``forward`` gathers a parameter of ``model`` on another number of
+    process ranks, or one of another size: its schedule is of another model or mesh.
+    """
+    parameters = {plain_name(name): p for name, p in model.named_parameters()}
+    for one in movable(forward, CollectiveKind.ALL_GATHER):
+        parameter, key = parameters.get(one.module), forward.keys[one.key]
+        if not isinstance(parameter, DTensor):
+            continue
+        ranks = [
+            parameter.device_mesh.size(dim)
+            for dim, placement in enumerate(parameter.placements)
+            if placement.is_shard()
+        ]
+        if len(ranks) != 1:  # split by tensor parallelism, too
+            continue
+        if key.group_size != ranks[0]:
+            raise InputError(
+                f"{one.module}: the schedule gathers it on {key.group_size} process ranks, and this"
+                f" job on {ranks[0]}; solve the step for the mesh of this job"
+            )
+        item = getattr(torch, key.dtype, None)
+        if not isinstance(item, torch.dtype):
+            continue
+        rows = max(parameter.shape[0] if parameter.ndim else 1, 1)
+        padded = parameter.numel() // rows * (-(-rows // ranks[0]) * ranks[0])
+        elements = one.size_bytes // item.itemsize
+        if not parameter.numel() <= elements <= padded:
+            raise InputError(
+                f"{one.module}: the schedule gathers {elements} elements of it, and this model has"
+                f" {parameter.numel()}; solve the step of this model"
+            )

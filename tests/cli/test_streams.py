@@ -168,3 +168,18 @@ def test_exit_130_is_in_the_help(run: Run, capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         run("--help")
     assert "130 interrupted" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--memory-cap", "-5GiB", "expected bytes such as 60GiB"),
+        ("--time-slack", "-1%", "expected a share between 0 and 1"),
+        ("--reserve", "-.5", "expected a share between 0 and 1"),
+    ],
+)
+def test_a_negative_value_has_the_error_of_its_option(run: Run, flag, value, message) -> None:
+    ran = run("solve", "llama3-debug", "--mesh", "fsdp=2", flag, value)
+    assert ran.code == 2
+    assert f"{flag}: {message}" in ran.stderr
+    assert f"found '{value}'" in ran.stderr

@@ -157,9 +157,9 @@ def test_prefetch_lists_by_hand():
 class Net(nn.Module):
     """A first layer, which stays with the root, and two blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int = 16) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(FeedForward(8, 16) for _ in range(2))
+        self.layers = nn.ModuleList(FeedForward(8, hidden) for _ in range(2))
         self.first = nn.Linear(8, 8, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -255,6 +255,26 @@ def test_a_number_of_process_ranks_that_fully_shard_does_not_have_is_refused():
         part = [solved(p, plan=fsdp2_plan(unset, p)) for p in in_nodes(every[:1])]
         with pytest.raises(InputError, match=r"the unit layers.1 has layers.1.w1.weight, too"):
             apply_fsdp2(fitting, part)
+
+
+def test_a_schedule_of_another_size_or_mesh_is_refused(model):
+    problems, _ = problems_of()
+    results = [solved(problem, plan=fsdp2_plan(model, problem)) for problem in problems]
+    apply_fsdp2(model, results)
+    wider = Net(hidden=32)
+    for layer in wider.layers:
+        fully_shard(layer)
+    fully_shard(wider)
+    with pytest.raises(
+        InputError, match="gathers 128 elements of it, and this model has 256; solve"
+    ):
+        apply_fsdp2(wider, results)
+    keys = tuple(replace(key, group_size=4) for key in results[0].problem.keys)
+    other = replace(results[0], problem=replace(results[0].problem, keys=keys))
+    with pytest.raises(
+        InputError, match="on 4 process ranks, and this job on 2; solve the step for"
+    ):
+        apply_fsdp2(model, [other, results[1]])
 
 
 def test_schedules_of_something_else_are_refused(model):
