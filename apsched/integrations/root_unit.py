@@ -21,8 +21,8 @@ def as_root_runs(
 ) -> SolveResult:
     """Return ``answer`` with the gathers of ``parameters``, those of the root unit, before all
     other gathers of parameters in forward, or their reductions behind all others in backward, in
-    its schedule and in the baselines; the fastest of them is the schedule. What is not allowed then
-    stays as it is.
+    its schedule and in the baselines; the fastest of them is the schedule. One that is not allowed
+    then stays as it is.
     """
     if answer.best is None:
         return answer

@@ -246,21 +246,19 @@ class _Search:
             more = self._more(self._known[best], kind)
             count = len(more)
             while count:
-                units = self._known[best]
-                added = {**units, kind: units[kind].union(more[:count])}
-                if self._ticks_of(added) < before:
+                if self._ticks_of(_with_more(self._known[best], kind, more[:count])) < before:
                     return True
                 count //= 2
         return False
 
     def _more(self, units: Units, kind: str) -> list[int]:
-        """Return the units that memory may hold as ``kind``, too, in the order in which it pays."""
-        free = self._all()[kind] - units[kind]
-        if kind in _INSTEAD:
-            free -= units[_INSTEAD[kind]]
+        """Return the units that memory may hold as ``kind``, too, also in place of another kind, in
+        the order in which it pays.
+        """
         found: list[int] = []
+        free = self._all()[kind] - units[kind]
         for u in sorted(free, key=lambda u: (self._units[u].order[kind], u)):
-            if self._bound.may_fit({**units, kind: units[kind].union(found, [u])}):
+            if self._bound.may_fit(_with_more(units, kind, [*found, u])):
                 found.append(u)
         return found
 
@@ -454,6 +452,14 @@ def _alike(names: list[str], problems: Iterable[Problem]) -> list[list[str]]:
     for name, of in group.items():
         found.setdefault(of, []).append(name)
     return list(found.values())
+
+
+def _with_more(units: Units, kind: str, more: Collection[int]) -> Units:
+    """Return ``units`` with ``more`` of one kind, in place of the kind that it excludes."""
+    changed = {**units, kind: units[kind].union(more)}
+    if kind in _INSTEAD:
+        changed[_INSTEAD[kind]] = units[_INSTEAD[kind]].difference(more)
+    return changed
 
 
 def _full(units: Mapping[str, frozenset[int]]) -> Units:
