@@ -47,6 +47,7 @@ _ROUNDS = 3
 """Rounds of halving around the best of them."""
 _INSTEAD = {KEPT: SHARED, SUMMED: SHARDS, SHARDS: SUMMED}
 """Kind of a choice -> the kind that takes its place."""
+_FILLED = (SUMMED, SHARDS, KEPT, HELD)
 Units = Mapping[str, frozenset[int]]
 
 
@@ -236,28 +237,33 @@ class _Search:
 
     def _filled(self) -> bool:
         """Solve the fastest choice with more units of one kind, as many as memory may hold, a half,
-        a quarter ... of them, until one is faster; return whether one is.
+        a quarter ... of them, until one is faster; at last in place of the kind that it excludes,
+        from the first and from the last one on. Return whether one is faster.
         """
         before = self._best_ticks()
         best = min(
             self._known, key=lambda choice: (_ticks(self._of.solved[choice]), sorted(choice))
         )
-        for kind in (SUMMED, SHARDS, KEPT, HELD):
-            more = self._more(self._known[best], kind)
+        units = self._known[best]
+        others = {kind: units[other] for kind, other in _INSTEAD.items()}
+        free = {kind: self._all()[kind] - units[kind] for kind in _FILLED}
+        ways = [(kind, free[kind] - others.get(kind, frozenset()), 1) for kind in _FILLED]
+        ways += [(kind, free[kind] & others[kind], step) for kind in _INSTEAD for step in (1, -1)]
+        for kind, among, step in ways:
+            more = self._more(units, kind, among, step)
             count = len(more)
             while count:
-                if self._ticks_of(_with_more(self._known[best], kind, more[:count])) < before:
+                if self._ticks_of(_with_more(units, kind, more[:count])) < before:
                     return True
                 count //= 2
         return False
 
-    def _more(self, units: Units, kind: str) -> list[int]:
-        """Return the units that memory may hold as ``kind``, too, also in place of another kind, in
-        the order in which it pays.
+    def _more(self, units: Units, kind: str, among: frozenset[int], step: int) -> list[int]:
+        """Return those units ``among`` some that memory may hold as ``kind``, too, in the order in
+        which it pays, or from its end with a ``step`` of -1.
         """
         found: list[int] = []
-        free = self._all()[kind] - units[kind]
-        for u in sorted(free, key=lambda u: (self._units[u].order[kind], u)):
+        for u in sorted(among, key=lambda u: (self._units[u].order[kind], u))[::step]:
             if self._bound.may_fit(_with_more(units, kind, [*found, u])):
                 found.append(u)
         return found

@@ -196,6 +196,23 @@ def test_the_bound_holds_where_one_kernel_casts_and_adds_a_gradient() -> None:
     assert bound.over_choices().ticks <= min(solved.step_ticks for _, solved in known)
 
 
+@pytest.mark.parametrize(("bytes_per_us", "room_bytes"), [(150.0, 20_000), (20_000.0, 90_000)])
+def test_no_other_way_to_add_the_gradients_of_hsdp_is_faster(bytes_per_us, room_bytes) -> None:
+    """More units than are tried one by one. In the second case whole sums of one gradient pay, in
+    place of sums of its shards.
+    """
+    prices = SlowReplicas(bytes_per_us=bytes_per_us)
+    capture = captured_layers((64, 128, 64, 128), replicas=2)
+    made = partial(accumulation_of, 3, prices, capture=capture)
+    accumulation = made(floor_bytes(made()) + room_bytes)
+    best = answer_of(accumulation).best
+    others = {entry for entry in best.kept if not entry.endswith((SUM, SUM_SHARDS))}
+    for marks in product(("", SUM, SUM_SHARDS), repeat=len(accumulation.sums)):
+        sums = {marked(name, m) for name, m in zip(accumulation.sums, marks, strict=True) if m}
+        solved = accumulation.search(Choice(others | sums))
+        assert not solved.fits or solved.step_ticks >= best.step_ticks
+
+
 def test_all_marks_on_nodes_of_two() -> None:
     """Two of four ranks a node: the gathers of backward stay in the node, forward gathers once."""
     accumulation = accumulation_of(3, PricesInNodes(bytes_per_us=150.0), ranks_per_node=2)
