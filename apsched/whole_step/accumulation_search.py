@@ -237,7 +237,7 @@ class _Search:
 
     def _filled(self) -> bool:
         """Solve the fastest choice with more units of one kind, as many as memory may hold, a half,
-        a quarter ... of them, until one is faster; at last in place of the kind that it excludes,
+        a quarter ... of them, until one is faster; at last whole sums in place of sums of shards,
         from the first and from the last one on. Return whether one is faster.
         """
         before = self._best_ticks()
@@ -248,7 +248,7 @@ class _Search:
         others = {kind: units[other] for kind, other in _INSTEAD.items()}
         free = {kind: self._all()[kind] - units[kind] for kind in _FILLED}
         ways = [(kind, free[kind] - others.get(kind, frozenset()), 1) for kind in _FILLED]
-        ways += [(kind, free[kind] & others[kind], step) for kind in _INSTEAD for step in (1, -1)]
+        ways += [(SUMMED, free[SUMMED] & others[SUMMED], step) for step in (1, -1)]
         for kind, among, step in ways:
             more = self._more(units, kind, among, step)
             count = len(more)
