@@ -41,6 +41,7 @@ _HELP_WIDTH = 79
 Run = Callable[[argparse.Namespace, TextIO], None]
 
 
+# argparse takes what matches for a value, and the option has an error about it: -5GiB, -1%
 _NEGATIVE = re.compile(r"-\.?\d")
 
 
@@ -52,9 +53,7 @@ class Parser(argparse.ArgumentParser):
         self.formatter_class = argparse.RawDescriptionHelpFormatter
         self.description = fill(self.description or "", _HELP_WIDTH)
         self.epilog = fill(self.epilog or "", _HELP_WIDTH)
-        self._negative_number_matcher = (
-            _NEGATIVE  # so that -5GiB is a value, with an error about it
-        )
+        self._negative_number_matcher = _NEGATIVE
         self.commands: dict[str, Parser] = {}
         """Commands of this command, in addition to its own action: ``study compare``."""
 

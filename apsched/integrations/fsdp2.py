@@ -93,7 +93,8 @@ def apply_fsdp2(
     ------
     InputError
         where FSDP2 cannot follow the schedule; the message names the bucket, and the nearest bucket
-        that FSDP2 can form. Nothing is set then.
+        that FSDP2 can form. Also where the schedule is of another model or mesh. Nothing is set
+        then.
     """
     units, graphs = units_of(model), solved_graphs(solved)
     settings = fsdp2_settings(units, graphs)

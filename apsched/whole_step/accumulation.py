@@ -19,7 +19,7 @@ from apsched.pipeline.result import Result
 from apsched.quantities import MemoryCap
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice
-from apsched.whole_step.pair import Graphs, Step, priced_as
+from apsched.whole_step.pair import Graphs, Step, lowered, priced_as
 
 if TYPE_CHECKING:
     from apsched.fx.accumulate import HeldValue, Reduction
@@ -115,7 +115,7 @@ class Accumulation:
     """Gradients of the other parameters."""
     solved: dict[Choice, SolvedAccumulation] = field(default_factory=dict)
     _graphs: dict[tuple[str, "_Parts"], LoadedGraph] = field(default_factory=dict)
-    _results: dict[tuple[int, Caps, int], Result] = field(default_factory=dict)
+    _results: dict[tuple[int, Caps], Result] = field(default_factory=dict)
 
     @classmethod
     def of(cls, step: Step, num_micro_batches: int) -> "Accumulation":
@@ -244,7 +244,7 @@ class Accumulation:
             gradients = before * (reduced + sums), before * reduced  # backward takes the sums
             beside = gradients[0], gradients[1] + shards
             forward, backward = (
-                _with_gradients(self._result(graph, caps, more + size, search_alone), held)
+                _with_gradients(self._result(graph, lowered(caps, more + size), search_alone), held)
                 for graph, caps, size, held in zip(
                     pair, self.step.caps, beside, gradients, strict=True
                 )
@@ -256,13 +256,11 @@ class Accumulation:
             )
         return SolvedAccumulation(kept=choice, pairs=tuple(pairs))
 
-    def _result(
-        self, graph: LoadedGraph, caps: Caps, beside_bytes: int, search_alone: bool
-    ) -> Result:
-        key = id(graph), caps, beside_bytes
+    def _result(self, graph: LoadedGraph, caps: Caps, search_alone: bool) -> Result:
+        key = id(graph), caps
         known = self._results.get(key)
         if known is None or (known.answer.may_improve and not search_alone):
-            known = self.step.solve_graph(graph, caps, beside_bytes, search_alone=search_alone)
+            known = self.step.solve_graph(graph, caps, search_alone=search_alone)
             self._results[key] = known
         return known
 

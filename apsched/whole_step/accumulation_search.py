@@ -34,7 +34,7 @@ from apsched.whole_step.choices import NONE, Choice, Parameter
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Graphs
 from apsched.whole_step.rules import together_by_plan
-from apsched.whole_step.search import grouped
+from apsched.whole_step.search import grouped, improved
 
 if TYPE_CHECKING:
     from apsched.fx.accumulate import Reduction
@@ -272,14 +272,9 @@ class _Search:
         """Return the best choice, after those are solved with CP-SAT that it may make the fastest,
         the fastest first.
         """
-        solved, of_people = self._of.solved, {one.kept for one in baselines.values()}
-        while True:
-            least = self._best_ticks()
-            open_ones = [s for s in solved.values() if s.may_improve and s.bound_ticks < least]
-            best = min(open_ones, key=_ticks, default=None) or self._smallest_of_best(of_people)
-            if not best.may_improve:
-                return best
-            self._of.solve(best.kept)
+        of_people = {one.kept for one in baselines.values()}
+        solved = self._of.solved
+        return improved(solved, self._of.solve, lambda: self._smallest_of_best(of_people))
 
     def _smallest_of_best(self, of_people: Collection[Choice]) -> SolvedAccumulation:
         """Return the choice with the lowest peak among those within the time slack, never slower

@@ -230,7 +230,7 @@ class Step:
             with self.progress.stage(f"{words} with {len(kept)} parameters kept"):
                 more = self.communicator_bytes(graphs)
                 forward, backward = (
-                    self.solve_graph(graph, caps, size_bytes, search_alone=search_alone)
+                    self.solve_graph(graph, lowered(caps, size_bytes), search_alone=search_alone)
                     for graph, caps, size_bytes in zip(
                         graphs, self.caps, (more, more + beside), strict=True
                     )
@@ -256,14 +256,18 @@ class Step:
         ]
         return counts[0] - counts[1]
 
-    def solve_graph(
-        self, graph: LoadedGraph, caps: Caps, beside_bytes: int, *, search_alone: bool = False
-    ) -> Result:
-        """Return ``graph`` solved within ``caps``, with ``beside_bytes`` of the step beside it."""
-        if caps.memory_cap_bytes is not None:
-            caps = replace(caps, memory_cap_bytes=max(caps.memory_cap_bytes - beside_bytes, 0))
+    def solve_graph(self, graph: LoadedGraph, caps: Caps, *, search_alone: bool = False) -> Result:
+        """Return ``graph`` solved within ``caps``; ``search_alone`` without CP-SAT."""
         search = partial(solve_requested, search_alone=True) if search_alone else None
         return solve_graph(graph, self.request, Progress(quiet=True), caps=caps, search=search)
+
+
+def lowered(caps: Caps, size_bytes: int) -> Caps:
+    """Return ``caps`` with a memory cap that is lower by ``size_bytes``, if there is one."""
+    cap_bytes = caps.memory_cap_bytes
+    if cap_bytes is None:
+        return caps
+    return replace(caps, memory_cap_bytes=max(cap_bytes - size_bytes, 0))
 
 
 def _cap_bytes(

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
+from typing import Protocol, TypeVar
 
 from apsched.errors import SelfCheckError
 from apsched.names import in_node as in_node_entry
@@ -143,7 +144,7 @@ def search_choices(step: Step, bounds: Sequence[StepBound]) -> StepAnswer:
         search.look(search.densest())
         search.along_order()
         search.look(search.filled())
-    best = _improved(step, baselines)
+    best = improved(step.solved, step.solve, lambda: _least_memory_within_slack(step, baselines))
     return StepAnswer(
         best=best,
         bound=search.bound,
@@ -382,10 +383,28 @@ def _between(ends: Sequence[int], low: int, high: int) -> int:
     return inside[len(inside) // 2] if inside else (low + high) // 2
 
 
+class _Solved(Protocol):
+    """A solved choice, of one pair of graphs or of several micro-batches."""
+
+    @property
+    def kept(self) -> Choice: ...
+    @property
+    def fits(self) -> bool: ...
+    @property
+    def step_ticks(self) -> int: ...
+    @property
+    def bound_ticks(self) -> int: ...
+    @property
+    def may_improve(self) -> bool: ...
+
+
+_S = TypeVar("_S", bound=_Solved)
+
+
 _NEVER = float("inf")
 
 
-def _ticks(solved: SolvedChoice) -> float:
+def _ticks(solved: _Solved) -> float:
     return solved.step_ticks if solved.fits else _NEVER
 
 
@@ -393,18 +412,19 @@ def _best_ticks(step: Step) -> float:
     return min(map(_ticks, step.solved.values()), default=_NEVER)
 
 
-def _improved(step: Step, baselines: Mapping[str, Choice]) -> SolvedChoice:
-    """Return the best choice after those are solved with CP-SAT that it may make the fastest, the
-    fastest first.
+def improved(
+    solved: Mapping[Choice, _S], solve: Callable[[Choice], object], best_of: Callable[[], _S]
+) -> _S:
+    """Return ``best_of`` the choices ``solved``, after those are solved with CP-SAT that it may
+    make the fastest, the fastest first; ``solve`` changes ``solved``.
     """
     while True:
-        least = _best_ticks(step)
-        open_ones = [s for s in step.solved.values() if s.may_improve and s.bound_ticks < least]
-        best = min(open_ones, key=_ticks, default=None)
-        best = best or _least_memory_within_slack(step, baselines)
+        least = min(map(_ticks, solved.values()), default=_NEVER)
+        open_ones = [s for s in solved.values() if s.may_improve and s.bound_ticks < least]
+        best = min(open_ones, key=_ticks) if open_ones else best_of()
         if not best.may_improve:
             return best
-        step.solve(best.kept)
+        solve(best.kept)
 
 
 def _least_memory_within_slack(step: Step, baselines: Mapping[str, Choice]) -> SolvedChoice:

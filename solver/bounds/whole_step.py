@@ -88,9 +88,9 @@ def least_prices(
     """Return the ticks of each node, by name: the least that one of ``problems`` has, since a
     choice in between may fuse it as either.
 
-    ``chains`` has the nodes before some that are not in every problem. Both may be one kernel: the
-    ticks of such a node contain those of its chain, which has its own in problems without that
-    node, at most as many.
+    ``chains`` has the nodes before each node that some problems lack, which may be one kernel with
+    it. Where both are, the ticks of the node contain those of its chain; the chain has ticks of its
+    own from the problems without that node, at most as many.
     """
     chains = chains or {}
     least: dict[str, int] = {}

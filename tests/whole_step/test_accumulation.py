@@ -255,6 +255,13 @@ def test_memory_of_other_micro_batches_by_hand() -> None:
     assert alone.step_ticks == 3 * accumulation.step.solve(Choice()).step_ticks
 
 
+def test_without_a_memory_cap_a_graph_is_solved_once_whatever_else_is_alive() -> None:
+    accumulation = accumulation_of(3)
+    first, second = (accumulation.solve(Choice([marked(name, SUM)])) for name in NAMES)
+    assert first.pairs[1].beside_bytes != second.pairs[1].beside_bytes
+    assert first.pairs[1].results[0] is second.pairs[1].results[0]
+
+
 def test_memory_of_shards_of_other_micro_batches_by_hand() -> None:
     solved = accumulation_of(3, capture=HSDP).solve(Choice([marked(NAMES[0], SUM_SHARDS)]))
     shards = 4 * 64 * 128 // 4
