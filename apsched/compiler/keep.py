@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from os import PathLike
 
+import torch.distributed as dist
 from torch.fx import GraphModule
 
 from apsched.artifacts.kept_choice import kept_beside
@@ -18,7 +19,6 @@ from apsched.capture.graph_module import capture_graph
 from apsched.capture.keep import keep, keepable
 from apsched.compiler.memory_in_use import MemoryInUse, agreed_memory, with_memory_in_use
 from apsched.compiler.ranks.agreement import GraphAgreement
-from apsched.compiler.ranks.node_groups import running_node_group
 from apsched.compiler.ranks.replayed import paths_of
 from apsched.compiler.schedule_captured import (
     groups_of,
@@ -30,10 +30,12 @@ from apsched.compiler.schedule_captured import (
 )
 from apsched.compiler.settings import Settings
 from apsched.fx.collectives import is_collective
+from apsched.fx.node_shards import NodeGroup
 from apsched.fx.passes.parameters import gather_nodes
 from apsched.names import in_node
 from apsched.pipeline.load import LoadedGraph
 from apsched.torch_compat.compilers import name_parameters
+from apsched.torch_compat.graphs import process_group_names
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.keep_request import (
     AUTO,
@@ -50,6 +52,10 @@ Pair = tuple[GraphModule, GraphModule]
 """Forward and backward graph."""
 CapturedPair = tuple[CapturedGraph, CapturedGraph]
 """Forward and backward graph, captured."""
+_RUNNING: dict[tuple[int, ...], str] = {}
+"""Process ranks of a node -> name of their group, which all of them make once in the life of a
+job.
+"""
 
 
 def stated_or_of_schedules(
@@ -178,3 +184,20 @@ def _solved(
         graphs.append(replace(graph, problem=request.posed(graph.problem)[0]))
     with nullcontext() if agreement is None else agreement.job.working():
         return solve_step(Step.of(graphs, request, progress)).best.kept
+
+
+def running_node_group(node: NodeGroup) -> str:
+    """Return the name by which the group of ``node`` runs, which is made at the first call; that of
+    ``node`` where no process group runs.
+
+    All process ranks of a node rewrite the same graphs in the same order, so each of them makes it,
+    and before the first gather on it.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return node.name
+    if _RUNNING.get(node.ranks) not in process_group_names():
+        made = dist.new_group(
+            list(node.ranks), use_local_synchronization=True, group_desc="ranks of one node"
+        )
+        _RUNNING[node.ranks] = str(made.group_name)
+    return _RUNNING[node.ranks]

@@ -19,18 +19,23 @@ first in the same way whether it has found any; it counts where all have, and it
 The memory in use goes up and comes down in the same way, and all take the largest.
 """
 
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import torch
 
+from apsched.compiler.ranks.channel import (
+    FINDINGS_BY,
+    ORDERS_BY,
+    VERDICT_BY,
+    Channel,
+    Group,
+    groups_with_keys,
+)
 from apsched.compiler.ranks.failures import differences, in_words, raise_failure, ranks_text
 from apsched.compiler.ranks.job import DEFAULT_DEADLINE_S, Job, running_job
 from apsched.compiler.ranks.launches import (
@@ -44,8 +49,6 @@ from apsched.compiler.ranks.launches import (
 from apsched.errors import AgreementError, ApschedError
 from apsched.torch_compat.graphs import process_group_names
 
-_ORDERS_BY, _FINDINGS_BY, _VERDICT_BY = 0.8, 0.9, 1.0
-"""Shares of the deadline: who is nearer to the cause gives up first, and names it."""
 _LINGER = 0.1
 """Share of the deadline for which process rank 0 stays where something is wrong; a tenth of that at
 least.
@@ -62,22 +65,6 @@ _AGAIN = "compile again"
 """A finding that is no error."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """A process group of this graph, as messages name it."""
-
-    name: str
-    """As this process rank calls it."""
-    ranks: tuple[int, ...]
-    key: str
-    """Its key in the store: the same on all its process ranks."""
-
-    @property
-    def leader(self) -> int:
-        """Its lowest process rank."""
-        return min(self.ranks)
-
-
 class GraphAgreement:
     """Agreement on one graph; a context: an error that leaves it is sent to the others, so
     that none waits in vain.
@@ -88,7 +75,8 @@ class GraphAgreement:
         appearance.
         """
         self.job = job
-        self.groups = _groups(job, groups)
+        self.groups = groups_with_keys(job, groups)
+        self.channel = Channel(job, self.groups)
         self.launched: dict[str, str] = {}
         """Group name -> digest of the launches of this process rank there, after their
         comparison.
@@ -142,13 +130,13 @@ class GraphAgreement:
     def _shared(
         self, step: str, own: Mapping[str, Any], solve: Callable[[], bytes]
     ) -> tuple[bytes, int]:
-        for group in self._spoken_for():
-            self._send(group, f"{step} identity", own)
+        for group in self.channel.led():
+            self.channel.send(group, f"{step} identity", own)
         leader = min(self._same_graph(step, own), key=lambda p: (p.leader, p.key), default=None)
         if leader is not None:
-            message = self._receive(leader, step, leader.leader, "the answer")
+            message = self.channel.receive(leader, step, leader.leader, "the answer")
             raise_failure(message)
-            data, solver = self._read(leader, f"{step} data") or b"", int(message["solver"])
+            data, solver = self.channel.read(leader, f"{step} data") or b"", int(message["solver"])
         else:
             solver = self.job.rank
             try:
@@ -156,18 +144,18 @@ class GraphAgreement:
                     data = solve()
             except Exception as error:
                 raise in_words(error, self.job.rank) from error
-        for group in self._spoken_for():
-            self._write(group, f"{step} data", data)
-            self._send(group, step, {"solver": solver})
+        for group in self.channel.led():
+            self.channel.write(group, f"{step} data", data)
+            self.channel.send(group, step, {"solver": solver})
         return data, solver
 
     def _same_graph(self, step: str, own: Mapping[str, Any]) -> list[Group]:
-        """Return the parties whose leader is lower and has this graph."""
+        """Return the groups whose leader is lower and has this graph."""
         same = []
         for group in self.groups:
             if group.leader == self.job.rank:
                 continue
-            theirs = self._receive(group, f"{step} identity", group.leader, "its graph")
+            theirs = self.channel.receive(group, f"{step} identity", group.leader, "its graph")
             raise_failure(theirs)
             if theirs["identity"] != own["identity"]:
                 continue
@@ -221,7 +209,7 @@ class GraphAgreement:
         digests = {}
         for group in self.groups:
             order = launches.get(group.name, ())
-            self._write(group, f"launches {self.job.rank}", dump_launches(order))
+            self.channel.write(group, f"launches {self.job.rank}", dump_launches(order))
             digests[group] = order_digest(order)
         messages = {group: {"digest": digest, "kept": kept} for group, digest in digests.items()}
         if wrong := self._verdict(_ORDER, messages):
@@ -247,7 +235,7 @@ class GraphAgreement:
         )
         for group, words in messages.items():
             own = {**words, "up": group is parent, "values": [*values]}
-            self._send(group, f"{topic} {self.job.rank}", own)
+            self.channel.send(group, f"{topic} {self.job.rank}", own)
         wrong, count, found = self._findings(topic)
         if parent is None:
             verdict: dict[str, Any] = {
@@ -258,12 +246,12 @@ class GraphAgreement:
             }
         else:
             up = {"wrong": wrong, "ranks": count, "values": found}
-            self._send(parent, f"{topic} up {self.job.rank}", up)
-            verdict = self._receive(
-                parent, f"{topic} verdict", parent.leader, "its verdict", _VERDICT_BY, or_else=wrong
+            self.channel.send(parent, f"{topic} up {self.job.rank}", up)
+            verdict = self.channel.receive(
+                parent, f"{topic} verdict", parent.leader, "its verdict", VERDICT_BY, or_else=wrong
             )
-        for group in self._spoken_for():
-            self._send(group, f"{topic} verdict", verdict)
+        for group in self.channel.led():
+            self.channel.send(group, f"{topic} verdict", verdict)
         if not verdict["wrong"] and not self.job.decided(verdict["at"], verdict["ranks"]):
             return (
                 f"not all of {verdict['ranks']} process ranks have received the verdict within"
@@ -277,19 +265,19 @@ class GraphAgreement:
         empty for none; the number of process ranks concerned, and the largest of their values.
         """
         began_s = time.monotonic()
-        led = self._spoken_for()
-        messages, silent = self._collect(
-            topic, [(group, rank) for group in led for rank in group.ranks], _ORDERS_BY, began_s
+        led = self.channel.led()
+        messages, silent = self.channel.collect(
+            topic, [(group, rank) for group in led for rank in group.ranks], ORDERS_BY, began_s
         )
         wrong = next(
             filter(None, (self._compared(topic, group, messages, silent) for group in led)), ""
         )
         below = [key for key, words in messages.items() if words.get("up")]
-        ups, silent = self._collect(f"{topic} up", below, _FINDINGS_BY, began_s)
+        ups, silent = self.channel.collect(f"{topic} up", below, FINDINGS_BY, began_s)
         from_below = next((up["wrong"] for up in ups.values() if up["wrong"]), "")
         late = next(
             (
-                self._silence(silent, group, "their findings", _FINDINGS_BY)
+                self.channel.silence(silent, group, "their findings", FINDINGS_BY)
                 for group, rank in below
                 if rank in silent
             ),
@@ -298,29 +286,6 @@ class GraphAgreement:
         known = [found.get("values") for found in (*messages.values(), *ups.values())]
         largest = [max(column) for column in zip(*filter(None, known), strict=True)]
         return wrong or from_below or late, 1 + sum(up["ranks"] for up in ups.values()), largest
-
-    def _collect(
-        self, what: str, sources: Sequence[tuple[Group, int]], share: float, began_s: float
-    ) -> tuple[dict[tuple[Group, int], dict[str, Any]], tuple[int, ...]]:
-        """Return the messages of each process rank in each group, until one reports a failure; and
-        the process ranks without a message.
-        """
-        messages: dict[tuple[Group, int], dict[str, Any]] = {}
-
-        def missing() -> tuple[int, ...]:
-            for group, rank in sources:
-                if (group, rank) not in messages and (
-                    text := self._read(group, f"{what} {rank}")
-                ) is not None:
-                    messages[group, rank] = json.loads(text)
-            if any("failed" in s or s.get("kept") for s in messages.values()):
-                return ()
-            return tuple(
-                dict.fromkeys(rank for group, rank in sources if (group, rank) not in messages)
-            )
-
-        silent = self.job.wait(missing, share, began_s)
-        return {source: messages[source] for source in sources if source in messages}, silent
 
     def _compared(
         self,
@@ -336,7 +301,7 @@ class GraphAgreement:
                 return str(words.get("message") or words["kept"])
         missing = [rank for rank in group.ranks if rank in silent and rank not in received]
         if missing:
-            return self._silence(missing, group, _ABOUT[topic], _ORDERS_BY)
+            return self.channel.silence(missing, group, _ABOUT[topic], ORDERS_BY)
         if topic == _MEMORY or len(received) < len(group.ranks):
             return ""  # nothing to compare, or another group has failed already
         digests = {rank: words["digest"] for rank, words in received.items()}
@@ -355,7 +320,7 @@ class GraphAgreement:
             return ""
         usually = [rank for rank in digests if rank not in others]
         deviating, usual_launches = (
-            parse_launches(self._read(group, f"launches {rank}") or b"[]")
+            parse_launches(self.channel.read(group, f"launches {rank}") or b"[]")
             for rank in (others[0], usually[0])
         )
         more = f" (and {ranks_text(others[1:])} differ, too)" if others[1:] else ""
@@ -364,50 +329,6 @@ class GraphAgreement:
             f" group {group.name!r} of {ranks_text(group.ranks)}:"
             f" {first_difference(deviating, usual_launches)}{more}. Nothing was launched. Run the"
             " same model, options, schedule files and versions on all"
-        )
-
-    # saying and hearing
-
-    def _receive(
-        self,
-        group: Group,
-        what: str,
-        leader: int,
-        about: str,
-        share: float = _ORDERS_BY,
-        or_else: str | None = None,
-    ) -> dict[str, Any]:
-        """Return the message of ``leader``; if there is none, raise that, or return it as a
-        verdict.
-        """
-        text: bytes | None = None
-
-        def missing() -> tuple[int, ...]:
-            nonlocal text
-            text = self._read(group, what)
-            return () if text is not None else (leader,)
-
-        silent = self.job.wait(missing, share)
-        if text is not None:
-            message: dict[str, Any] = json.loads(text)
-            return (
-                message
-                if or_else is None or "failed" not in message
-                else {"wrong": message["message"]}
-            )
-        silence = self._silence(silent, group, about, share)
-        if or_else is None:
-            raise AgreementError(silence)
-        return {"wrong": or_else or silence}
-
-    def _silence(self, silent: Sequence[int], group: Group, about: str, share: float) -> str:
-        plural = len(silent) > 1
-        return (
-            f"{ranks_text(silent)} {'have' if plural else 'has'} not reported {about} in group"
-            f" {group.name!r} of {ranks_text(group.ranks)}, and {'have' if plural else 'has'} done"
-            f" nothing for {share * self.job.deadline_s:.1f} s: ended, hanging, or at another"
-            " graph. Nothing was launched. See the log of"
-            f" {'those process ranks' if plural else 'that process rank'}, or raise deadline_s"
         )
 
     def _send_failure(self, error: BaseException, *, orders: bool = True) -> None:
@@ -420,10 +341,11 @@ class GraphAgreement:
             for what in (f"answer {number} identity", f"answer {number}")
         ]
         topics = tuple(_ABOUT) if orders else (_MEMORY,)
-        for group in self._spoken_for():
-            self._send_once(group, [*answers, *(f"{topic} verdict" for topic in topics)], failure)
+        for group in self.channel.led():
+            verdicts = [f"{topic} verdict" for topic in topics]
+            self.channel.send_once(group, [*answers, *verdicts], failure)
         for group in self.groups:
-            self._send_once(group, [f"{topic} {self.job.rank}" for topic in topics], failure)
+            self.channel.send_once(group, [f"{topic} {self.job.rank}" for topic in topics], failure)
 
     def _wait_until_received(self) -> None:
         """On process rank 0, which may hold the store: stay for a moment, so that the others
@@ -440,39 +362,6 @@ class GraphAgreement:
             ):
                 return
             time.sleep(most_s / 50)
-
-    def _spoken_for(self) -> tuple[Group, ...]:
-        return tuple(group for group in self.groups if group.leader == self.job.rank)
-
-    def _send(self, group: Group, what: str, message: Mapping[str, Any]) -> None:
-        self._write(group, what, json.dumps(message).encode())
-
-    def _send_once(self, group: Group, subjects: Sequence[str], message: Mapping[str, Any]) -> None:
-        for what in subjects:
-            if self._read(group, what) is None:
-                self._send(group, what, message)
-
-    def _write(self, group: Group, what: str, value: bytes) -> None:
-        self.job.store.set(f"{group.key}/{what}", value)
-
-    def _read(self, group: Group, what: str) -> bytes | None:
-        return self.job.store.get_long(f"{group.key}/{what}")
-
-
-def _groups(job: Job, groups: Mapping[str, Sequence[int]]) -> tuple[Group, ...]:
-    """Return the groups of more than one process rank, each with a key: its process ranks, which of
-    its like, which graph of it.
-    """
-    parties: list[Group] = []
-    seen: dict[tuple[int, ...], int] = {}
-    for name, ranks in groups.items():
-        if len(ranks) < 2:
-            continue
-        number = seen[tuple(ranks)] = seen.get(tuple(ranks), -1) + 1
-        members = hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()[:16]
-        group = f"group/{members}/{number}"
-        parties.append(Group(name=name, ranks=tuple(ranks), key=f"{group}/{job.next_round(group)}"))
-    return tuple(parties)
 
 
 logger = logging.getLogger(__name__)

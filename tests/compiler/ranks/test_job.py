@@ -7,7 +7,7 @@ import re
 import pytest
 import torch.distributed as dist
 
-from apsched.compiler.ranks.agreement import _ORDERS_BY
+from apsched.compiler.ranks.channel import ORDERS_BY
 from apsched.compiler.ranks.job import DEFAULT_DEADLINE_S
 from apsched.compiler.settings import Settings
 from tests.helpers.processes import WORKERS, Job, run_jobs
@@ -301,4 +301,4 @@ def test_one_that_is_20_s_late_is_waited_for(jobs):
 def test_the_deadline_that_is_documented():
     """20 s late is waited for, 30 s is the end of it."""
     assert Settings().deadline_s == DEFAULT_DEADLINE_S == 30.0
-    assert 20 < _ORDERS_BY * DEFAULT_DEADLINE_S < 30
+    assert 20 < ORDERS_BY * DEFAULT_DEADLINE_S < 30
