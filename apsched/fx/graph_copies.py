@@ -4,7 +4,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from apsched.fx.effects.of_node import effects_of
-from apsched.torch_compat.graphs import empty_graph_like
+from apsched.torch_compat.graphs import empty_graph_like, graph_module_like
 
 
 def copied(module: GraphModule) -> GraphModule:
@@ -27,8 +27,11 @@ def copied_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 
 def with_graph(module: GraphModule, graph: torch.fx.Graph) -> GraphModule:
-    """Return a module with ``graph``, compiled; the rest is that of ``module``."""
-    made = GraphModule(module, graph, class_name=type(module).__name__)
+    """Return a module with ``graph``, compiled (at the first call, where ``module`` is, too); the
+    rest is that of ``module``.
+    """
+    cls = graph_module_like(module)
+    made: GraphModule = cls(module, graph, class_name=type(module).__name__)
     made.meta, made.shape_env = dict(module.meta), module.shape_env
     return made
 

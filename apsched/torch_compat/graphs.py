@@ -296,6 +296,16 @@ def empty_graph_like(graph: Any) -> Any:
     return new
 
 
+def graph_module_like(module: Any) -> Any:
+    """Return the class for a copy of ``module``: one whose code is made at the first call, where
+    that of ``module`` is, too (torch/fx/_lazy_graph_module.py, _LazyGraphModule).
+    """
+    from torch.fx import GraphModule
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule if isinstance(module, _LazyGraphModule) else GraphModule
+
+
 def node_source(node: Any, pass_name: str) -> Any:
     """Return the provenance record that ``meta["from_node"]`` holds for a node made from ``node``
     (torch/fx/traceback.py, NodeSource).

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from apsched.fx.collectives import is_wait_tensor
@@ -69,7 +71,8 @@ def partitioned_graphs(
     beside: tuple[Callable[[Any], Any], Callable[[Any], None]] | None = None,
 ) -> tuple[Any, Any | None, int]:
     """Return forward and backward graph of ``module(*inputs)`` as AOTAutograd hands them to a
-    compiler, and the number of outputs proper.
+    compiler, and the number of outputs proper. The code of the graphs is made at their first call
+    (torch/fx/_lazy_graph_module.py): most are never run, and it is a fifth of the time.
 
     Without gradients backward is None. ``saves`` says which nodes are saved, where that is decided
     already (else an empty list). ``prepare`` returns the joint graph as the min-cut partitioner
@@ -114,9 +117,12 @@ def partitioned_graphs(
     def trace(**options: Any) -> None:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_random_only_with_dropout())
+            stack.enter_context(_use_lazy_graph_module(True))
             joint = aot_export_joint_with_descriptors(
                 stack, module, inputs, decompositions={}, **options
             )
+            state: Any = joint._aot_state
+            state.aot_config = replace(state.aot_config, enable_log=False)  # no text of each graph
             aot_compile_joint_with_descriptors(
                 joint,
                 partition_fn=partition,

@@ -52,6 +52,15 @@ Units = Mapping[str, frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExcludedAccumulation:
+    """A choice that was not solved: its bound is not below the step time of another."""
+
+    kept: Choice
+    bound_ticks: int
+    """Of :class:`AccumulationBound`, at the prices of the choices solved before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationAnswer:
     """The choice for a step of several micro-batches, and its figures."""
 
@@ -62,7 +71,9 @@ class AccumulationAnswer:
     lower than each choice that was solved does.
     """
     baselines: dict[str, SolvedAccumulation]
-    """The choices that people make, by name, as far as they may fit."""
+    """The choices that people make and that were solved, by name, as far as they may fit."""
+    excluded: dict[str, ExcludedAccumulation]
+    """Those of them that the bound excludes."""
     tried: tuple[SolvedAccumulation, ...]
     entries: tuple[str, ...]
     """All entries that a choice may have."""
@@ -90,11 +101,12 @@ def solve_accumulation(
             ticks=best.bound_ticks, source=best.pairs[-1].results[-1].answer.bound_source
         )
         baselines: dict[str, SolvedAccumulation] = {}
+        excluded: dict[str, ExcludedAccumulation] = {}
     else:
         search = _Search(accumulation)
-        baselines = search.baselines()
+        baselines, excluded = search.baselines()
         search.look()
-        best = search.best(baselines)
+        best = search.best(baselines, excluded)
         baselines = {name: accumulation.solved[one.kept] for name, one in baselines.items()}
         bound = search.bound()
     answer = AccumulationAnswer(
@@ -102,6 +114,7 @@ def solve_accumulation(
         best=best,
         bound=bound,
         baselines=baselines,
+        excluded=excluded,
         tried=tuple(accumulation.solved.values()),
         entries=accumulation.entries,
         cap_bytes=cap_bytes,
@@ -116,8 +129,8 @@ def solve_accumulation(
 
 def solve_baselines(accumulation: Accumulation) -> dict[str, SolvedAccumulation]:
     """Return the choices that people make, solved, by name, as far as they may fit."""
-    found = _Search(accumulation).baselines()
-    return {name: accumulation.solve(one.kept) for name, one in found.items()}
+    choices = _Search(accumulation).choices_of_people()
+    return {name: accumulation.solve(choice) for name, choice in choices.items()}
 
 
 class _Search:
@@ -136,8 +149,30 @@ class _Search:
             self._prices, self._bound = self._made_bound()
         return self._bound.over_choices()
 
-    def baselines(self) -> dict[str, SolvedAccumulation]:
-        """Return the choices that people make, solved, as far as they may fit.
+    def baselines(self) -> tuple[dict[str, SolvedAccumulation], dict[str, ExcludedAccumulation]]:
+        """Return the choices that people make, as far as they may fit: those that it solves, and
+        those that their bound excludes. The ones with the least bound come first, so that it
+        excludes most; ``none`` is always solved.
+        """
+        made = self._made_by_people()
+        bounds = {name: self._bound.of_choice(units) for name, units in made.items()}
+        solved: dict[str, SolvedAccumulation] = {}
+        excluded: dict[str, ExcludedAccumulation] = {}
+        for name in sorted(made, key=lambda name: (name != NONE, bounds[name])):
+            choice = self._choice(made[name])
+            known = name == NONE or choice in self._of.solved
+            if known or bounds[name] < self._best_ticks():
+                solved[name] = self._solved(made[name])
+            else:
+                excluded[name] = ExcludedAccumulation(kept=choice, bound_ticks=bounds[name])
+        return {name: solved[name] for name in made if name in solved}, excluded
+
+    def choices_of_people(self) -> dict[str, Choice]:
+        """Return the choices that people make, by name, as far as they may fit."""
+        return {name: self._choice(units) for name, units in self._made_by_people().items()}
+
+    def _made_by_people(self) -> dict[str, Units]:
+        """Return the choices that people make, as units.
 
         ``none``          each micro-batch by itself: gathered twice, reduced
         ``kept``          parameters kept from forward to backward (SHARD_GRAD_OP)
@@ -158,7 +193,7 @@ class _Search:
         if every[SHARDS]:
             made["shards_kept"] = {KEPT: every[KEPT], SHARDS: every[SHARDS]}
         return {
-            name: self._solved(_full(units))
+            name: _full(units)
             for name, units in made.items()
             if name == NONE or self._bound.may_fit(_full(units))
         }
@@ -268,15 +303,22 @@ class _Search:
                 found.append(u)
         return found
 
-    def best(self, baselines: Mapping[str, SolvedAccumulation]) -> SolvedAccumulation:
+    def best(
+        self,
+        baselines: Mapping[str, SolvedAccumulation],
+        excluded: Mapping[str, ExcludedAccumulation],
+    ) -> SolvedAccumulation:
         """Return the best choice, after those are solved with CP-SAT that it may make the fastest,
         the fastest first.
         """
         of_people = {one.kept for one in baselines.values()}
-        solved = self._of.solved
-        return improved(solved, self._of.solve, lambda: self._smallest_of_best(of_people))
+        ticks = min((one.bound_ticks for one in excluded.values()), default=_NEVER)
+        solve = self._of.solve
+        return improved(self._of.solved, solve, lambda: self._smallest_of_best(of_people, ticks))
 
-    def _smallest_of_best(self, of_people: Collection[Choice]) -> SolvedAccumulation:
+    def _smallest_of_best(
+        self, of_people: Collection[Choice], excluded_ticks: float
+    ) -> SolvedAccumulation:
         """Return the choice with the lowest peak among those within the time slack, never slower
         than a baseline that fits; the choice ``none`` if no choice fits.
         """
@@ -285,8 +327,14 @@ class _Search:
             return self._of.solved[self._step.always]
         least = min(solved.step_ticks for solved in fitting)
         theirs = (s.step_ticks for s in fitting if s.kept in of_people)
-        limit = int(least * (1 + self._step.request.options.time_slack))
-        limit = max(min(limit, min(theirs, default=least)), least)
+        limit = max(
+            min(
+                least * (1 + self._step.request.options.time_slack),
+                min(theirs, default=least),
+                excluded_ticks,
+            ),
+            least,
+        )
         near = (solved for solved in fitting if solved.step_ticks <= limit)
         return min(near, key=lambda s: (s.peak_bytes, s.step_ticks, sorted(s.kept)))
 

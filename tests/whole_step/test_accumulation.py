@@ -43,6 +43,7 @@ from apsched.whole_step.accumulation_search import (
     AccumulationAnswer,
     _Search,
     solve_accumulation,
+    solve_baselines,
 )
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.keep_request import keep_request
@@ -301,17 +302,32 @@ def test_never_slower_than_a_choice_of_people_that_fits() -> None:
     free = Accumulation.of(Step.of(graphs, request, Progress(quiet=True)), 4)
     most = answer_of(free)
     assert most.best is most.baselines["once"]
+    assert set(most.baselines) == {"none", "once"}, "the bound excludes the others"
+    check_excluded(free, most)
     floor = floor_bytes(free)
     for room in (30_000, 90_000):
         capped = replace(request, memory_cap=MemoryCap(size_bytes=floor + room))
         accumulation = Accumulation.of(Step.of(graphs, capped, Progress(quiet=True)), 4)
         answer = answer_of(accumulation)
-        fitting = [b.step_ticks for b in answer.baselines.values() if b.fits]
+        check_excluded(accumulation, answer)
+        fitting = [b.step_ticks for b in solve_baselines(accumulation).values() if b.fits]
         assert answer.bound.ticks <= answer.best.step_ticks <= min(fitting)
         assert most.best.step_ticks <= answer.best.step_ticks
         assert answer.best.peak_bytes <= floor + room
         more = (accumulation.solve(answer.best.kept | {entry}) for entry in accumulation.entries)
         assert all(one.step_ticks >= answer.best.step_ticks for one in more if one.fits)
+
+
+def check_excluded(accumulation: Accumulation, answer: AccumulationAnswer) -> None:
+    """Check that the baselines that were not solved are no faster than their bounds say, and that
+    the answer is not slower than any of these bounds.
+    """
+    every = solve_baselines(accumulation)
+    assert {*answer.baselines, *answer.excluded} == set(every)
+    for name, excluded in answer.excluded.items():
+        assert every[name].kept == excluded.kept
+        assert answer.best.step_ticks <= excluded.bound_ticks
+        assert not every[name].fits or excluded.bound_ticks <= every[name].step_ticks
 
 
 def test_a_bound_above_the_step_time_is_an_error(monkeypatch) -> None:
@@ -375,7 +391,8 @@ def test_nothing_to_share() -> None:
     answer = answer_of(accumulation)
     assert [pair.count for pair in answer.best.pairs] == [2]
     assert answer.bound.ticks <= answer.best.step_ticks
-    assert set(answer.baselines) == {"none", "kept", "no_sync", "no_sync_kept", "once"}
+    people = {"none", "kept", "no_sync", "no_sync_kept", "once"}
+    assert {*answer.baselines, *answer.excluded} == people
 
 
 def without_modules(problem: Problem) -> Problem:

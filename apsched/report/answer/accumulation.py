@@ -1,6 +1,6 @@
 """A step of several micro-batches in a row, for a person and for a program."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
@@ -13,6 +13,7 @@ from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
 from apsched.whole_step.accumulation import SolvedAccumulation
 from apsched.whole_step.accumulation_search import AccumulationAnswer
+from apsched.whole_step.choices import Choice
 
 SECTIONS = {
     "": "kept from forward to backward",
@@ -50,22 +51,32 @@ def accumulation_json(answer: AccumulationAnswer) -> dict[str, Any]:
         "baselines": {
             name: accumulation_figures(solved) for name, solved in answer.baselines.items()
         },
+        "excluded": {
+            name: {**_counts(excluded.kept), "bound_us": ticks_to_us(excluded.bound_ticks)}
+            for name, excluded in answer.excluded.items()
+        },
         "tried": [{**accumulation_figures(s), "choice": sorted(s.kept)} for s in answer.tried],
     }
 
 
 def accumulation_figures(solved: SolvedAccumulation) -> dict[str, Any]:
     """Return the figures of a choice for ``--json``."""
-    marks = [mark_of(entry) for entry in solved.kept]
+    return {
+        **_counts(solved.kept),
+        "step_time_us": ticks_to_us(solved.step_ticks) if solved.fits else None,
+        "peak_memory_bytes": solved.peak_bytes if solved.fits else None,
+        "fits": solved.fits,
+    }
+
+
+def _counts(choice: Choice) -> dict[str, int]:
+    marks = [mark_of(entry) for entry in choice]
     return {
         "num_kept": marks.count(""),
         "num_in_node": marks.count(IN_NODE),
         "num_held": marks.count(NEXT),
         "num_summed": marks.count(SUM),
         "num_shards_summed": marks.count(SUM_SHARDS),
-        "step_time_us": ticks_to_us(solved.step_ticks) if solved.fits else None,
-        "peak_memory_bytes": solved.peak_bytes if solved.fits else None,
-        "fits": solved.fits,
     }
 
 
@@ -75,8 +86,12 @@ def print_accumulation(answer: AccumulationAnswer, rate: StepRate | None, stream
     if answer.baselines:
         figures = ("kept", "stay gathered", "reduced once", "step ms", "peak memory")
         table = plain_table("choice", *figures, "fits", right=figures)
-        for name, solved in (*answer.baselines.items(), ("apsched", answer.best)):
+        for name, solved in answer.baselines.items():
             table.add_row(name, *accumulation_cells(solved))
+        for name, excluded in answer.excluded.items():
+            time = f">= {ticks_to_us(excluded.bound_ticks) / 1000:,.3f}"
+            table.add_row(name, *_count_cells(_counts(excluded.kept)), time, "", "not solved")
+        table.add_row("apsched", *accumulation_cells(answer.best))
         out.print(table)
     for line in accumulation_lines(answer, rate):
         out.print(line, markup=False)
@@ -89,12 +104,18 @@ def accumulation_cells(solved: SolvedAccumulation) -> Sequence[str]:
     """
     figures = accumulation_figures(solved)
     return (
-        kept_count(figures["num_kept"], figures["num_in_node"]),
-        str(figures["num_held"]),
-        summed_count(figures["num_summed"], figures["num_shards_summed"]),
+        *_count_cells(figures),
         f"{figures['step_time_us'] / 1000:,.3f}" if solved.fits else "",
         show_bytes(solved.peak_bytes) if solved.fits else "",
         "yes" if solved.fits else "no",
+    )
+
+
+def _count_cells(counts: Mapping[str, int]) -> Sequence[str]:
+    return (
+        kept_count(counts["num_kept"], counts["num_in_node"]),
+        str(counts["num_held"]),
+        summed_count(counts["num_summed"], counts["num_shards_summed"]),
     )
 
 

@@ -68,10 +68,15 @@ def _micro_batches(step: Mapping[str, Any]) -> str:
 
 def _choices(step: Mapping[str, Any]) -> str:
     """Return the choices that people make beside the one of the answer."""
-    rows = [
+    solved = [
         (name, *_cells(one), "yes" if one["fits"] else "no")
         for name, one in (*step["baselines"].items(), ("apsched", step))
     ]
+    excluded = [
+        (name, *_count_cells(one), f"≥ {show_us(one['bound_us'])}", "", "not solved")
+        for name, one in step.get("excluded", {}).items()
+    ]
+    rows = [*solved[:-1], *excluded, solved[-1]]
     head = ("choice", *_HEAD, "fits the cap")
     return f"<h3>Choices</h3>\n<div class=wide>{table(head, rows, best=len(rows) - 1)}</div>"
 
@@ -91,9 +96,15 @@ _HEAD = ("kept", "stay gathered", "reduced once", "step", "peak memory")
 
 def _cells(choice: Mapping[str, Any]) -> tuple[str, ...]:
     return (
+        *_count_cells(choice),
+        show_us(choice["step_time_us"]) if choice["fits"] else "",
+        show_bytes(choice["peak_memory_bytes"]) if choice["fits"] else "",
+    )
+
+
+def _count_cells(choice: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
         kept_count(choice["num_kept"], choice["num_in_node"]),
         str(choice["num_held"]),
         summed_count(choice["num_summed"], choice.get("num_shards_summed", 0)),
-        show_us(choice["step_time_us"]) if choice["fits"] else "",
-        show_bytes(choice["peak_memory_bytes"]) if choice["fits"] else "",
     )

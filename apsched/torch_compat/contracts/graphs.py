@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -307,6 +308,19 @@ def _add_control_deps() -> None:
     from torch._inductor.lowering import lowerings
 
     expect(wrapped.target in lowerings, "Inductor can lower it")
+
+
+@contract("graph_module_like")
+def _graph_module_like() -> None:
+    graph = torch.fx.symbolic_trace(nn.Tanh()).graph
+    with _use_lazy_graph_module(True):
+        lazy = _make_graph_module({}, graph)
+    for module, is_lazy in ((GraphModule({}, graph), False), (lazy, True)):
+        copy = private.graph_module_like(module)({}, graph)
+        expect("forward" in vars(type(copy)), "a copy has a forward of its own")
+        ran = type(copy).forward is not type(copy)._lazy_forward if is_lazy else True
+        expect(ran is not is_lazy, "its code is made at the first call, where the other's is")
+        expect(bool(torch.equal(copy(torch.ones(2)), torch.ones(2).tanh())), "it runs")
 
 
 @contract("partitioned_graphs")

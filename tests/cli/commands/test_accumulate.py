@@ -41,6 +41,11 @@ def test_the_step_is_its_micro_batches(report: tuple[Path, str]) -> None:
     assert step["bound_us"] <= step["step_time_us"]
     fitting = [one["step_time_us"] for one in step["baselines"].values() if one["fits"]]
     assert step["step_time_us"] <= min(fitting) < step["baselines"]["none"]["step_time_us"]
+    for name, excluded in step["excluded"].items():
+        assert step["step_time_us"] <= excluded["bound_us"]
+        row = next(line for line in printed.splitlines() if line.startswith(f"{name} "))
+        assert f">= {excluded['bound_us'] / 1000:,.3f}" in row
+        assert row.endswith("not solved")
     names = {name for one in step["micro_batches"] for name in one["graphs"]}
     assert [graph["name"] for graph in written["graphs"]] == sorted(
         names, key=lambda name: (name.partition("-")[2], name.startswith("b"))
@@ -75,9 +80,13 @@ def test_the_page_has_the_micro_batches_and_no_code_that_cannot_apply(
     page = report_page(load_run(report[0])).decode()
     assert '<section class="graph" id="micro-batches"' in page
     assert '<a href="#micro-batches">micro-batches</a>' in page
-    for name, choice in {**step["baselines"], "apsched": step}.items():
+    excluded = {name: f"≥ {show_us(one['bound_us'])}" for name, one in step["excluded"].items()}
+    solved = {**step["baselines"], "apsched": step}
+    times = {name: show_us(choice["step_time_us"]) for name, choice in solved.items()}
+    assert excluded
+    for name, time in {**times, **excluded}.items():
         row = page[page.index(f'<th scope="row">{name}</th>') :]
-        assert f"<td>{show_us(choice['step_time_us'])}</td>" in row[: row.index("</tr>")]
+        assert f"<td>{time}</td>" in row[: row.index("</tr>")]
     assert "apply_fsdp2_micro_batches" in page
     assert page.count("<h3>Memory against step time</h3>") == 1
     along = page[page.index("<h3>Memory against step time</h3>") :]
