@@ -61,8 +61,8 @@ from apsched.problem.problem import Problem
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap, checked_group_ranks
 from apsched.report.answer.step import StepResult
-from apsched.whole_step.accumulation import Accumulation
-from apsched.whole_step.accumulation_search import solve_accumulation
+from apsched.whole_step.accumulation.search import solve_accumulation
+from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.keep_request import keep_request, plan_for
 from apsched.whole_step.pair import Step, kept_tensors
 from apsched.whole_step.search import solve_choice

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import overload
 
 from apsched.quantities import MemoryCap
-from apsched.whole_step.accumulation import Accumulation
+from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.pair import Step
 from apsched.whole_step.search import StepAnswer
 from apsched.whole_step.solve import Answer, best_choice

@@ -6,7 +6,7 @@ searches differ by chance, so a gain counts as proven only by bounds.
 
 from dataclasses import dataclass
 
-from apsched.whole_step.accumulation import Accumulation
+from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.pair import Step
 from apsched.whole_step.solve import Answer, best_choice

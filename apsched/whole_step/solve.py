@@ -12,8 +12,8 @@ from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import SolveRequest, solve_graph, under_plan
 from apsched.pipeline.sources import SourceRequest
 from apsched.progress import Progress
-from apsched.whole_step.accumulation import Accumulation
-from apsched.whole_step.accumulation_search import AccumulationAnswer, solve_accumulation
+from apsched.whole_step.accumulation.search import AccumulationAnswer, solve_accumulation
+from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.choices import NONE
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Step, may_keep, pair_of, parameters_of, with_kept

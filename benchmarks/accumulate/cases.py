@@ -13,12 +13,12 @@ from apsched.pipeline.sources import SourceRequest
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.units import ticks_to_us
-from apsched.whole_step.accumulation import Accumulation, SolvedAccumulation
-from apsched.whole_step.accumulation_search import (
+from apsched.whole_step.accumulation.search import (
     AccumulationAnswer,
     solve_accumulation,
     solve_baselines,
 )
+from apsched.whole_step.accumulation.step import Accumulation, SolvedAccumulation
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Step
 

@@ -12,8 +12,8 @@ from apsched.quantities import MemoryCap
 from apsched.report.answer.along_caps import along_caps_json, print_along_caps
 from apsched.report.answer.kept_words import kept_in_words
 from apsched.whole_step import along_caps
-from apsched.whole_step.accumulation import Accumulation
-from apsched.whole_step.accumulation_search import AccumulationAnswer
+from apsched.whole_step.accumulation.search import AccumulationAnswer
+from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.along_caps import frontier
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.pair import Step

@@ -12,7 +12,7 @@ from apsched.pipeline.solve_graph import SolveRequest
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.report.answer.more_memory import more_memory_json, more_memory_lines
-from apsched.whole_step.accumulation import Accumulation
+from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.one_more import MoreMemory, with_more_memory
 from apsched.whole_step.pair import Step

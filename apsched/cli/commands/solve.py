@@ -170,7 +170,7 @@ def _refuse(
 ) -> None:
     """Raise the error of graphs without a schedule, with the options under which one fits."""
     from apsched.pipeline.what_fits import what_fits
-    from apsched.whole_step.accumulation_search import AccumulationAnswer
+    from apsched.whole_step.accumulation.search import AccumulationAnswer
 
     several = isinstance(solved.answer, AccumulationAnswer)
     refuse_infeasible(
@@ -190,7 +190,7 @@ def _of_step(solved: "SolvedGraphs", *, is_stated: bool) -> str:
     """
     from apsched.report.answer.accumulation import no_choice_fits
     from apsched.report.answer.whole_step import does_not_fit
-    from apsched.whole_step.accumulation_search import AccumulationAnswer
+    from apsched.whole_step.accumulation.search import AccumulationAnswer
 
     answer = solved.answer
     if isinstance(answer, AccumulationAnswer):
@@ -273,7 +273,7 @@ def _print_step(
     from apsched.report.answer.along_caps import print_along_caps
     from apsched.report.answer.whole_step import APART, print_kept
     from apsched.report.summary import print_first
-    from apsched.whole_step.accumulation_search import AccumulationAnswer
+    from apsched.whole_step.accumulation.search import AccumulationAnswer
 
     if not isinstance(solved.answer, AccumulationAnswer):
         print_first(_first_lines(solved, results, rate), stdout)

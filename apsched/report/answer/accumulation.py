@@ -11,8 +11,8 @@ from apsched.report.answer.first import whole_step_lines
 from apsched.report.answer.kept_words import kept_count, kept_in_words, summed_count
 from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
-from apsched.whole_step.accumulation import SolvedAccumulation
-from apsched.whole_step.accumulation_search import AccumulationAnswer
+from apsched.whole_step.accumulation.search import AccumulationAnswer
+from apsched.whole_step.accumulation.step import SolvedAccumulation
 from apsched.whole_step.choices import Choice
 
 SECTIONS = {

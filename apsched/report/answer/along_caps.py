@@ -9,7 +9,7 @@ from apsched.report.answer.kept_words import kept_in_words
 from apsched.report.answer.whole_step import kept_cells, kept_figures
 from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
-from apsched.whole_step.accumulation_search import AccumulationAnswer
+from apsched.whole_step.accumulation.search import AccumulationAnswer
 from apsched.whole_step.solve import Answer
 
 

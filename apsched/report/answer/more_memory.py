@@ -9,7 +9,7 @@ from apsched.report.answer.accumulation import SECTIONS, accumulation_figures
 from apsched.report.answer.kept_words import kept_in_words
 from apsched.report.answer.whole_step import kept_figures
 from apsched.units import ticks_to_us
-from apsched.whole_step.accumulation_search import AccumulationAnswer
+from apsched.whole_step.accumulation.search import AccumulationAnswer
 from apsched.whole_step.one_more import MoreMemory
 from apsched.whole_step.search import StepAnswer
 

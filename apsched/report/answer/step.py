@@ -10,8 +10,8 @@ from apsched.pipeline.result import Result
 from apsched.report.answer.accumulation import accumulation_json, accumulation_lines
 from apsched.report.answer.whole_step import keep_json, kept_lines
 from apsched.units import ticks_to_us
-from apsched.whole_step.accumulation import SolvedAccumulation
-from apsched.whole_step.accumulation_search import AccumulationAnswer
+from apsched.whole_step.accumulation.search import AccumulationAnswer
+from apsched.whole_step.accumulation.step import SolvedAccumulation
 from apsched.whole_step.keep_request import kept_file
 from apsched.whole_step.solve import Answer
 

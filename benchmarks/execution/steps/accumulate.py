@@ -21,8 +21,8 @@ from apsched.problem.problem import Problem
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.schedule.schedule import Schedule
-from apsched.whole_step.accumulation import Accumulation, gradients_of, held_in
-from apsched.whole_step.accumulation_search import solve_accumulation, solve_baselines
+from apsched.whole_step.accumulation.search import solve_accumulation, solve_baselines
+from apsched.whole_step.accumulation.step import Accumulation, gradients_of, held_in
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Graphs, Step
 from apsched.writeback.write_back import write_back

@@ -19,7 +19,7 @@ from apsched.capture.keep import keep
 from apsched.fx.accumulate import HeldValue, Reduction
 from apsched.fx.collectives import is_all_gather, is_collective
 from apsched.fx.keep import outputs_of
-from apsched.whole_step.micro_batch_graphs import (
+from apsched.whole_step.accumulation.graphs import (
     Place,
     held_parameters,
     micro_batch_backward,

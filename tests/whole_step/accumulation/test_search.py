@@ -38,13 +38,13 @@ from apsched.solver.bounds.accumulation import (
 )
 from apsched.solver.bounds.step_time import TimeBound
 from apsched.units import TICKS_PER_US
-from apsched.whole_step.accumulation import Accumulation, held_in
-from apsched.whole_step.accumulation_search import (
+from apsched.whole_step.accumulation.search import (
     AccumulationAnswer,
     _Search,
     solve_accumulation,
     solve_baselines,
 )
+from apsched.whole_step.accumulation.step import Accumulation, held_in
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.keep_request import keep_request
 from apsched.whole_step.pair import Step

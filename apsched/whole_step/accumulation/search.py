@@ -29,7 +29,7 @@ from apsched.solver.bounds.accumulation import Graphs as BoundGraphs
 from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.bounds.whole_step import least_prices, with_prices
 from apsched.units import allocated_bytes
-from apsched.whole_step.accumulation import Accumulation, SolvedAccumulation
+from apsched.whole_step.accumulation.step import Accumulation, SolvedAccumulation
 from apsched.whole_step.choices import NONE, Choice, Parameter
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Graphs

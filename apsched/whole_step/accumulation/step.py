@@ -125,7 +125,7 @@ class Accumulation:
                 "accumulate: expected the number of micro-batches of a step, 1 or more, found"
                 f" {num_micro_batches!r}"
             )
-        from apsched.whole_step.micro_batch_graphs import parameter_gradient_bytes
+        from apsched.whole_step.accumulation.graphs import parameter_gradient_bytes
 
         sums, backward = gradients_of(step.graphs[1]), step.graphs[1].captured
         assert backward is not None
@@ -268,7 +268,7 @@ class Accumulation:
         """Return the graphs of micro-batch ``k``: ``forward`` and ``backward`` of the first,
         ``forward-2`` and ``backward-2`` of the next ones, ``backward-3`` of the last.
         """
-        from apsched.whole_step.micro_batch_graphs import (
+        from apsched.whole_step.accumulation.graphs import (
             Place,
             micro_batch_backward,
             micro_batch_forward,
@@ -335,7 +335,7 @@ def _with_gradients(result: Result, size_bytes: int) -> Result:
 
 def held_in(graphs: Graphs) -> "dict[str, tuple[HeldValue, ...]]":
     """Return parameter -> values that may stay gathered."""
-    from apsched.whole_step.micro_batch_graphs import held_parameters
+    from apsched.whole_step.accumulation.graphs import held_parameters
 
     forward, backward = (graph.captured for graph in graphs)
     assert forward is not None
@@ -353,7 +353,7 @@ def gradients_of(
     """Return parameter -> reductions of its gradient, or ``of_shards`` of its shards, that no
     compute waits for.
     """
-    from apsched.whole_step.micro_batch_graphs import summed_gradients
+    from apsched.whole_step.accumulation.graphs import summed_gradients
 
     assert backward.captured is not None
     problem = backward.problem
