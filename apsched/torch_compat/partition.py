@@ -71,8 +71,7 @@ def partitioned_graphs(
     beside: tuple[Callable[[Any], Any], Callable[[Any], None]] | None = None,
 ) -> tuple[Any, Any | None, int]:
     """Return forward and backward graph of ``module(*inputs)`` as AOTAutograd hands them to a
-    compiler, and the number of outputs proper. The code of the graphs is made at their first call
-    (torch/fx/_lazy_graph_module.py): most are never run, and it is a fifth of the time.
+    compiler, and the number of outputs proper.
 
     Without gradients backward is None. ``saves`` says which nodes are saved, where that is decided
     already (else an empty list). ``prepare`` returns the joint graph as the min-cut partitioner
@@ -115,14 +114,11 @@ def partitioned_graphs(
         return compiler
 
     def trace(**options: Any) -> None:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_random_only_with_dropout())
-            stack.enter_context(_use_lazy_graph_module(True))
+        with contextlib.ExitStack() as stack, _random_only_with_dropout(), _without_code():
             joint = aot_export_joint_with_descriptors(
                 stack, module, inputs, decompositions={}, **options
             )
-            state: Any = joint._aot_state
-            state.aot_config = replace(state.aot_config, enable_log=False)  # no text of each graph
+            _log_no_graphs(joint)
             aot_compile_joint_with_descriptors(
                 joint,
                 partition_fn=partition,
@@ -136,6 +132,23 @@ def partitioned_graphs(
         with _symbols_for_data():
             trace(ignore_shape_env=True)  # sizes of inputs are as they are
     return graphs["forward"], graphs.get("backward"), num_outputs
+
+
+@contextlib.contextmanager
+def _without_code() -> Iterator[None]:
+    """Have torch make the code of a graph at its first call: most are never run, and it is a fifth
+    of the time (torch/fx/_lazy_graph_module.py).
+    """
+    with _use_lazy_graph_module(True):
+        yield
+
+
+def _log_no_graphs(joint: Any) -> None:
+    """Have AOTAutograd make no text of each graph for its log
+    (torch/_functorch/_aot_autograd/schemas.py, AOTConfig).
+    """
+    state = joint._aot_state
+    state.aot_config = replace(state.aot_config, enable_log=False)
 
 
 def _static_inputs(joint: Any, is_static: Callable[[Any], bool]) -> list[int]:
