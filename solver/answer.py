@@ -172,7 +172,8 @@ def result_of(
             solved_by=f"{answer.solved_by} without contention",
             fastest_ticks=uncontended.step_time_ticks,
         )
-    best = never_worse(scored, task.made if given is None else (*task.made, given))
+    others = task.made if given is None else (*task.made, given)
+    best = never_worse(scored, others, answer.limit_ticks)
     return (
         _infeasible(task, answer)
         if best is None
@@ -220,9 +221,14 @@ def _found(task: Task, answer: Answer, best: Scored, *, is_answer: bool) -> Solv
     )
 
 
-def never_worse(scored: Scored | None, made: tuple[Scored, ...]) -> Scored | None:
-    """Return ``scored``, or the best baseline that fits where that is faster or ``scored`` breaks a
-    cap.
+def never_worse(scored: Scored | None, made: tuple[Scored, ...], limit_ticks: int) -> Scored | None:
+    """Return the schedule with the least memory, of as many with the fewest launches, among
+    ``scored`` and the baselines ``made`` that fit: within ``limit_ticks``, or of the fastest where
+    these are slower.
     """
     fitting = [s for s in (scored, *made) if s is not None and s.fits]
-    return min(fitting, key=lambda s: s.step_time_ticks, default=None)
+    fastest = min((s.step_time_ticks for s in fitting), default=0)
+    near = [s for s in fitting if s.step_time_ticks <= max(limit_ticks, fastest)]
+    return min(
+        near, key=lambda s: (s.peak_memory_bytes, s.num_launches, s.step_time_ticks), default=None
+    )

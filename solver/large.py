@@ -41,6 +41,10 @@ finds schedules with less memory.
 """
 _NOTICEABLY_LESS = 0.98
 """Share of the peak as captured below which another order of the compute is taken for it."""
+_SLACKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Slacks within which the least memory is sought, as far as they are smaller than the stated
+one.
+"""
 _TRIED_AGAIN = 3
 """Partitions that are laid out again under the next memory cap, the fastest first."""
 
@@ -57,9 +61,7 @@ def solve_large(task: Task, like: Scored | None = None) -> Answer:
     time = fastest.candidate.figures.step_time_ticks
     limit = slack_limit(time, task.options, task.made)
     trade_offs = search.trade_offs(at.caps.memory_cap_bytes)
-    smallest = search.smallest(limit)
-    assert smallest is not None
-    lower = search.lowered(smallest, limit)
+    lower = search.least_memory(time, limit)
     return Answer(
         schedule=expand(lower.instance, late_waits(lower.instance, lower.program())),
         bound=task.bound,
@@ -254,6 +256,21 @@ class Climb:
         search.fewer_launches(limit_ticks)
         return search
 
+    def least_memory(self, fastest_ticks: int, limit_ticks: int) -> Search:
+        """Return a search around the schedule with the least memory within a step time, of as many
+        with the fewest launches; ``fastest_ticks``: the least step time.
+
+        Shorter step times are looked at, too: where a start is slower and smaller, it may not
+        become as small as a faster one. So a larger slack never has more memory.
+        """
+        limits = [int(fastest_ticks * (1 + slack)) for slack in _SLACKS]
+        found = []
+        for limit in (*(ticks for ticks in limits if ticks < limit_ticks), limit_ticks):
+            start = self.smallest(limit)
+            assert start is not None, "the fastest is within each limit"
+            found.append(self.lowered(start, limit))
+        return min(found, key=_memory_and_launches)
+
     def _with_orders(self, caps: Caps) -> None:
         """Search around the compute as captured, and around better orders of it."""
         search = self._around_captured(caps, self.evaluations // _SHARE_AS_CAPTURED)
@@ -309,6 +326,12 @@ class Climb:
             search.consider(start.candidate)
             worth = int(search.step_time_ticks * self.task.options.time_slack)
             with_shorter_tail(mover, search, worth, evaluations, self.enough_ticks)
+
+
+def _memory_and_launches(search: Search) -> tuple[int, int, int]:
+    assert search.best is not None
+    time_ticks, peak_bytes, num_launches = search.best.value
+    return peak_bytes, num_launches, time_ticks
 
 
 def thirds(most: int | None) -> Iterable[int]:

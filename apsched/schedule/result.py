@@ -223,7 +223,7 @@ class SolveResult:
     """
     trade_offs: tuple[TradeOff, ...] = ()
     """Memory against step time, the least memory first, as far as the search found both; within the
-    caps. ``--time-slack`` chooses one of them.
+    caps. ``--time-slack`` chooses one of those that are no slower than a baseline that fits.
     """
     may_improve: bool = False
     """Whether CP-SAT was left out on request: it may find a faster schedule."""

@@ -13,6 +13,7 @@ from apsched.errors import InfeasibleError
 from apsched.pipeline.device_memory import BesideGraph, MemoryAccount, account_json
 from apsched.pipeline.rate import StepRate
 from apsched.pipeline.result import Result, result_of
+from apsched.quantities import show_bytes
 from apsched.report.answer.account import account_table, memory_hint
 from apsched.report.answer.first import best_baseline, first_lines
 from apsched.report.answer.whole_step import choice_of_less_memory
@@ -157,6 +158,31 @@ def test_the_knee_is_worth_a_try_where_it_is_not_much_slower(fits, slower, shown
     assert found.answer.knee == trade_offs[1]
     text = " ".join(line.strip() for line in first_lines([found], None))
     assert (f"{slower}.00 % slower needs" in text) == shown
+
+
+def test_a_knee_that_is_slower_than_a_baseline_is_had_by_a_cap_and_not_by_a_slack(fits) -> None:
+    """No slack makes an answer slower than a baseline that fits."""
+    fast, peak = fits.best.step_time_ticks, fits.best.peak_memory_bytes
+    trade_offs = tuple(
+        TradeOff(peak_memory_bytes=share * peak // 100, step_time_ticks=ticks * fast // 100)
+        for share, ticks in ((40, 200), (50, 105), (100, 100))
+    )
+
+    def line(baseline_ticks: int, count: int) -> str:
+        baselines = (replace(fits.best, name="theirs", step_time_ticks=baseline_ticks),)
+        answer = replace(
+            fits.answer, trade_offs=trade_offs, fastest_ticks=fast, baselines=baselines
+        )
+        found = [replace(fits, answer=answer)] * count
+        return " ".join(text.strip() for text in first_lines(found, None))
+
+    slower, size = trade_offs[1].step_time_ticks, trade_offs[1].peak_memory_bytes
+    assert ": --time-slack 5." in line(slower, 1)
+    assert f"5.00 % slower needs {show_bytes(size)}: --memory-cap {size}" in line(slower - 1, 1)
+    of_two = line(slower - 1, 2)
+    assert "5.00 % slower needs" in of_two
+    assert "--time-slack" not in of_two
+    assert f"--memory-cap {size}" not in of_two
 
 
 def test_no_line_is_wider_than_80_columns(fits) -> None:

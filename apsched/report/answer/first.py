@@ -142,21 +142,25 @@ def _next_lines(
         found.append(f"one launch has {size} ({largest.problem.name}): consider --bucket-cap")
     if gap >= _SMALLEST_GAIN:
         found.append(f"a larger --budget may gain up to {100 * gap:.2f} %")
-    found += [text for result in results if (text := _less_memory(result))]
+    alone = len(results) == 1
+    found += [text for result in results if (text := _less_memory(result, alone=alone))]
     least = max(result.answer.floor_memory_bytes for result in results)
     if not (found or keeps) and least <= (1 - LESS_MEMORY) * max(map(_peak_bytes, results)):
         found.append(f"{show_bytes(least)} are enough, slower: --memory-cap floor")
     return [f"try next: {'; '.join(found)}"] if found else []
 
 
-def _less_memory(result: Result) -> str:
-    """Return the price of less memory, if the search or a baseline gives it; else an empty text."""
+def _less_memory(result: Result, *, alone: bool) -> str:
+    """Return the price of less memory, if the search or a baseline gives it; else an empty text.
+    ``alone``: a memory cap holds for this graph only.
+    """
     assert result.best is not None
     peak, step = result.best.peak_memory_bytes, result.best.step_time_ticks
     enough = (1 - LESS_MEMORY) * peak
+    baselines = [score for score in result.answer.baselines if score.fits]
     cheaper: list[Score] = [
         score
-        for score in result.answer.baselines
+        for score in baselines
         if score.peak_memory_bytes <= enough and score.step_time_ticks <= (1 + SLOWER) * step
     ]
     name, knee = result.problem.name, result.answer.knee
@@ -166,11 +170,12 @@ def _less_memory(result: Result) -> str:
         and step < knee.step_time_ticks <= (1 + _KNEE_SLOWER) * step
     ):
         slower = 100 * (knee.step_time_ticks / step - 1)
-        slack = math.ceil(1000 * (knee.step_time_ticks / result.answer.fastest_ticks - 1)) / 10
-        return (
-            f"{name} {slower:.2f} % slower needs {show_bytes(knee.peak_memory_bytes)}:"
-            f" --time-slack {slack:.1f}%"
-        )
+        text = f"{name} {slower:.2f} % slower needs {show_bytes(knee.peak_memory_bytes)}"
+        if knee.step_time_ticks <= min((b.step_time_ticks for b in baselines), default=math.inf):
+            slack = math.ceil(1000 * (knee.step_time_ticks / result.answer.fastest_ticks - 1)) / 10
+            return f"{text}: --time-slack {slack:.1f}%"
+        # no slack makes an answer slower than a baseline that fits, but a cap does
+        return f"{text}: --memory-cap {knee.peak_memory_bytes}" if alone else text
     if cheaper:
         least = min(cheaper, key=lambda score: score.peak_memory_bytes)
         slower = 100 * (least.step_time_ticks / step - 1)

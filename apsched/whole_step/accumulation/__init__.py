@@ -1,1 +1,1 @@
-"""A step of several micro-batches in a row: its graphs, and the choice of what they share."""
+"""A step of several micro-batches in a row: its graphs, and the choice of shared parts."""

@@ -1,8 +1,8 @@
 """The units of a step of several micro-batches in a row: parameters that are decided on alike."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from apsched.fx.accumulate import Reduction
 from apsched.names import IN_NODE, NEXT, SUM, SUM_SHARDS, block_of, marked
 from apsched.problem.problem import Problem
 from apsched.solver.bounds.accumulation import HELD, KEPT, SHARDS, SUMMED, Unit, least_bytes_of
@@ -11,6 +11,9 @@ from apsched.units import allocated_bytes
 from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.choices import Parameter
 from apsched.whole_step.rules import together_by_plan
+
+if TYPE_CHECKING:
+    from apsched.fx.accumulate import Reduction  # needs torch
 
 
 def units_of(
@@ -83,7 +86,7 @@ def _entries_of(
     }
 
 
-def _collectives(reductions: Iterable[Reduction], starts: Mapping[str, int]) -> tuple[int, ...]:
+def _collectives(reductions: "Iterable[Reduction]", starts: Mapping[str, int]) -> tuple[int, ...]:
     """Return all collectives of ``reductions``; ``starts`` has the collective of a start node."""
     return tuple(starts[name] for one in reductions for name in one.starts if name in starts)
 
