@@ -171,8 +171,13 @@ def result_of(
             answer,
             solved_by=f"{answer.solved_by} without contention",
             fastest_ticks=uncontended.step_time_ticks,
+            limit_ticks=slack_limit(uncontended.step_time_ticks, task.options, task.made),
         )
     others = task.made if given is None else (*task.made, given)
+    fastest = min((other.step_time_ticks for other in others if other.fits), default=None)
+    is_first = scored is not None and scored.fits
+    if fastest is not None and not (is_first and answer.fastest_ticks <= fastest):
+        answer = replace(answer, limit_ticks=slack_limit(fastest, task.options, others))
     best = never_worse(scored, others, answer.limit_ticks)
     return (
         _infeasible(task, answer)
@@ -221,14 +226,16 @@ def _found(task: Task, answer: Answer, best: Scored, *, is_answer: bool) -> Solv
     )
 
 
-def never_worse(scored: Scored | None, made: tuple[Scored, ...], limit_ticks: int) -> Scored | None:
+def never_worse(
+    scored: Scored | None, others: tuple[Scored, ...], limit_ticks: int
+) -> Scored | None:
     """Return the schedule with the least memory, of as many with the fewest launches, among
-    ``scored`` and the baselines ``made`` that fit: within ``limit_ticks``, or of the fastest where
-    these are slower.
+    ``scored`` and ``others`` that fit, within ``limit_ticks`` or as fast as the fastest.
     """
-    fitting = [s for s in (scored, *made) if s is not None and s.fits]
-    fastest = min((s.step_time_ticks for s in fitting), default=0)
-    near = [s for s in fitting if s.step_time_ticks <= max(limit_ticks, fastest)]
+    fitting = [s for s in (scored, *others) if s is not None and s.fits]
+    limit = max(limit_ticks, min((s.step_time_ticks for s in fitting), default=0))
     return min(
-        near, key=lambda s: (s.peak_memory_bytes, s.num_launches, s.step_time_ticks), default=None
+        (s for s in fitting if s.step_time_ticks <= limit),
+        key=lambda s: (s.peak_memory_bytes, s.num_launches, s.step_time_ticks),
+        default=None,
     )

@@ -109,7 +109,7 @@ def test_caps(gm: torch.fx.GraphModule) -> None:
 
 
 def test_nothing_fits(gm: torch.fx.GraphModule) -> None:
-    with pytest.raises(apsched.InfeasibleError, match=r"--memory-cap \d+"):
+    with pytest.raises(apsched.InfeasibleError, match=r"try memory_cap=\d+ \("):
         apsched.optimize(gm, memory_cap_bytes=1)
 
 

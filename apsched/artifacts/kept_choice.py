@@ -9,10 +9,20 @@ from pathlib import Path
 
 from apsched.artifacts.solved_run import RESULT_FILE
 from apsched.errors import InputError
+from apsched.pipeline.sources import SourceKind, classify
 from apsched.whole_step.keep_request import KEPT_FILE, KeepRequest, keep_request
 
 _ENTRIES = (("keep", "kept"), ("keep_apart", "kept"), ("accumulate", "choice"))
 """Entries of a result with a choice of parameters, and the key of their names."""
+
+
+def kept_for(source: str, schedules: Iterable[str | PathLike[str]], label: str) -> KeepRequest:
+    """As :func:`kept_beside`, for the graphs of ``source``; nothing for graph files, which an
+    answer writes with its choice made.
+    """
+    if classify(source) is SourceKind.GRAPH_FILE:
+        return KeepRequest()
+    return kept_beside(schedules, label)
 
 
 def kept_beside(schedules: Iterable[str | PathLike[str]], label: str) -> KeepRequest:

@@ -69,4 +69,4 @@ def refuse_infeasible(
     if of_step:
         raise InfeasibleError(of_step)
     hint = memory_hint(results, trials)
-    raise InfeasibleError("; ".join([*hint, *map(explain_infeasible, without)]))
+    raise InfeasibleError("; ".join([*hint, *(explain_infeasible(r, without) for r in without)]))

@@ -102,7 +102,7 @@ def resolve_caps(graph: LoadedGraph, request: SolveRequest, progress: Progress) 
         if graph.device_memory_bytes is None:
             raise InputError(
                 f"the memory of cluster {graph.dag.graph['cluster']!r} is not known here; "
-                "state --memory-cap (bytes, none, floor or floor+2GiB)"
+                "state a memory cap (bytes, none, floor or floor+2GiB)"
             )
         account = account_of(graph, request)
         memory_cap = MemoryCap(

@@ -2,14 +2,14 @@
 resource, or why nothing fits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from apsched.errors import ApschedError
-from apsched.options_table import FLAG_OF_CAP
+from apsched.options_table import CAPS, FLAG_OF_CAP
 from apsched.pipeline.result import Result
 from apsched.quantities import show_bytes, show_us
 from apsched.report.answer.account import account_in_words
@@ -19,7 +19,16 @@ from apsched.schedule.result import Infeasibility, Relaxation
 from apsched.units import ticks_to_us
 from apsched.what_if.one_more import Relaxed
 
+_SETTING_OF_CAP = {option.field_name: option.name for option in CAPS}
 _MORE = {"memory": "memory, 1 GiB", "network": "network, 1 Gb/s", "prefetch": "prefetch, 1 layer"}
+
+
+def _as_flag(cap: str, value: int) -> str:
+    return f"{FLAG_OF_CAP[cap]} {value}"
+
+
+def _as_setting(cap: str, value: int) -> str:
+    return f"{_SETTING_OF_CAP[cap]}={value}"
 
 
 def print_binding(out: Console, result: Result, relaxed: Sequence[Relaxed]) -> None:
@@ -177,23 +186,33 @@ def _ms(ticks: int) -> str:
     return f"{ticks_to_us(ticks) / 1000:,.3f}"
 
 
-def explain_infeasible(result: Result) -> str:
+def explain_infeasible(
+    result: Result, every: Sequence[Result] = (), stated: Callable[[str, int], str] = _as_flag
+) -> str:
     """Return why no schedule keeps the caps: which clash, at which nodes, and the least
     values that fit, memory only as far as the device has it.
+
+    The values fit all graphs of ``every``, which have the same caps. ``stated`` returns the text
+    that states a cap, by its field and value.
     """
     why = result.answer.infeasibility
     if why is None:
         raise ApschedError(f"{result.problem.name}: no schedule was found, and no reason")
     together = any(r.lifted for r in why.relaxations)
+    needed = [_least(other) for other in every]
+    fitting = [
+        (cap, max([value, *(values[cap] for values in needed if cap in values)]))
+        for cap, value in why.least
+    ]
     possible = [
         (cap, value)
-        for cap, value in why.least
+        for cap, value in fitting
         if cap != "memory_cap_bytes" or result.account is None or value <= result.account.left_bytes
     ]
     if together and len(possible) < len(why.least):
         possible = []
     least = [
-        f"{FLAG_OF_CAP[cap]} {value}{f' ({show_bytes(value)})' if cap.endswith('bytes') else ''}"
+        f"{stated(cap, value)}{f' ({show_bytes(value)})' if cap.endswith('bytes') else ''}"
         for cap, value in possible
     ]
     joined = (" and " if together else " or ").join(least)
@@ -201,6 +220,15 @@ def explain_infeasible(result: Result) -> str:
 
 
 def explain_in_job(result: Result) -> str:
-    """As :func:`explain_infeasible`, with the account of the device if it is short of memory."""
+    """As :func:`explain_infeasible`, for the settings of a job, with the account of the device if
+    it is short of memory.
+    """
     account = account_in_words(result)
-    return explain_infeasible(result) + (f"; {account}" if account else "")
+    text = explain_infeasible(result, stated=_as_setting)
+    return text + (f"; {account}" if account else "")
+
+
+def _least(result: Result) -> dict[str, int]:
+    """Return the least value of each cap that is known to fit ``result``, where it does not."""
+    why = result.answer.infeasibility
+    return {} if why is None else dict(why.least)

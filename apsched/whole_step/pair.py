@@ -288,16 +288,18 @@ def pair_of(graphs: Iterable[LoadedGraph], label: str = "keep") -> Graphs:
     without FX graphs.
     """
     graphs = tuple(graphs)
-    if [direction_named(g.problem.name) for g in graphs] != ["forward", "backward"]:
-        raise InputError(
-            f"{label}: expected one forward and one backward graph, found"
-            f" {', '.join(g.problem.name for g in graphs)}; solve them one by one, without keep and"
-            " accumulate"
-        )
     if any(graph.captured is None for graph in graphs):
         raise InputError(
-            f"{label}: expected FX graphs, in which parameters can be kept, found a graph file;"
-            " solve the source itself"
+            f"{label}: expected forward and backward as FX graphs, since kept parameters, a"
+            " frontier of the step and accumulation change both, found a graph file; solve the"
+            " source that it was made of, or the file without these options"
+        )
+    if [direction_named(g.problem.name) for g in graphs] != ["forward", "backward"]:
+        raise InputError(
+            f"{label}: expected one forward and one backward graph, since kept parameters, a"
+            " frontier of the step and accumulation change both, found"
+            f" {', '.join(g.problem.name for g in graphs)}; solve both graphs as one source, or"
+            " these without such options"
         )
     return graphs[0], graphs[1]
 

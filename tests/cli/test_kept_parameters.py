@@ -56,7 +56,25 @@ def test_a_graph_file_is_solved_without_a_choice(run: Run, debug_graphs: dict[st
     assert "kept from forward to backward" not in ran.stdout
     ran = run("solve", source, "--budget", "0", "--frontier", "2", "-o", "out")
     assert ran.code == 2
-    assert "in which parameters can be kept, found a graph file" in ran.errors[0]
+    assert "frontier of the step and accumulation change both, found a graph file" in ran.errors[0]
+    ran = run("solve", debug_graphs["forward"], "--budget", "0", "--accumulate", "2", "-o", "out")
+    assert ran.code == 2
+    assert "found a graph file; solve the source that it was made of" in ran.errors[0]
+
+
+def test_one_graph_has_no_choice(run: Run) -> None:
+    ran = run("solve", *SOURCE, "--direction", "forward", "--keep", "auto", "-o", "out")
+    assert ran.code == 2
+    assert "found forward; solve both graphs as one source" in ran.errors[0]
+
+
+def test_the_advised_cap_fits_every_graph(run: Run) -> None:
+    words = ("solve", *SOURCE, "--keep", "none", "-o", "out")
+    ran = run(*words, "--memory-cap", "1")
+    assert ran.code == 1
+    (advised,) = {text.split()[0] for text in ran.errors[0].split("try --memory-cap ")[1:]}
+    ran = run(*words, "--memory-cap", advised)
+    assert ran.code == 0, ran.stderr
 
 
 def test_a_step_without_gathers_is_solved_without_a_choice(run: Run) -> None:
@@ -86,6 +104,14 @@ def test_the_cap_that_is_advised_for_kept_parameters_fits(run: Run) -> None:
     advised = int(ran.errors[0].split("--memory-cap ")[1].split(",")[0])
     ran = run(*words, "--memory-cap", advised)
     assert ran.code == 0, ran.stderr
+
+
+def test_a_schedule_of_kept_parameters_is_applied_to_its_graph_file(run: Run) -> None:
+    """The graph file has the choice made."""
+    assert run("solve", *SOURCE, "--keep", "all", "-o", "out").code == 0
+    ran = run("apply", "out/backward.graph", "out/backward.schedule.json")
+    assert ran.code == 0, ran.stderr
+    assert "a graph file: nothing was rewritten" in ran.stdout
 
 
 def test_a_schedule_of_kept_parameters_is_audited(run: Run) -> None:

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Check each schedule against its graph and caps, write it back, check the round trip, and save
     the rewritten modules.
     """
-    from apsched.artifacts.kept_choice import kept_beside
+    from apsched.artifacts.kept_choice import kept_for
     from apsched.artifacts.output_dir import check_writable, write_files
     from apsched.artifacts.schedule_file import load_schedule
     from apsched.artifacts.solved_files import apply_one, graph_of
@@ -65,7 +65,11 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.whole_step.solve import graphs_with
 
     where = source_request(args), cost_choice(args), direction(args)
-    keep = kept_beside(args.schedules, "--keep") if args.keep is None else keep_request(args.keep)
+    keep = (
+        kept_for(args.source, args.schedules, "--keep")
+        if args.keep is None
+        else keep_request(args.keep)
+    )
     of_one_micro_batch(keep, "--keep")
     if keep.mode == AUTO:
         raise InputError(

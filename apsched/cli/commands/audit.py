@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Score the captured order of every graph, or a given schedule, against the bound that the
     solver proves.
     """
-    from apsched.artifacts.kept_choice import kept_beside
+    from apsched.artifacts.kept_choice import kept_for
     from apsched.artifacts.schedule_file import load_schedule
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import solve_graph
@@ -56,12 +56,11 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     where = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
     files = [load_schedule(path) for path in args.schedule]
-    keep = of_one_micro_batch(kept_beside(args.schedule, "--schedule"), "--schedule")
+    keep = of_one_micro_batch(kept_for(args.source, args.schedule, "--schedule"), "--schedule")
     keep, kept = kept_in_joint_graph(keep, where[-1])
     progress = Progress()
     with loaded(*where, progress, kept=kept) as source:
-        have_modules = all(graph.captured is not None for graph in source.graphs)
-        made = graphs_with(source.graphs, keep) if have_modules else source.graphs
+        made = graphs_with(source.graphs, keep)
         graphs = [graph for graph in made if not files or file_of(graph.problem, files) is not None]
         check_used(files, [graph.problem for graph in made])
         results = [solve_graph(graph, request, progress) for graph in graphs]
