@@ -2,6 +2,8 @@
 cost_model=apsched.measure_costs(gm))``.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 import torch.distributed as dist
 
@@ -32,6 +34,25 @@ def measure_costs(
     device are not measured again; hand in the same on every process rank. With ``fused``, operators
     that Inductor fuses keep the formulas' price: operators run one by one here; ``fused=False`` is
     for jobs that run them so (eager, ``aot_eager``).
+    """
+    with ThreadPoolExecutor(1, initializer=_on_device, initargs=(_device(),)) as thread:
+        return thread.submit(_measured, gm, cluster, known, fused=fused).result()
+
+
+def _device() -> int | None:
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
+
+
+def _on_device(device: int | None) -> None:
+    if device is not None:
+        torch.cuda.set_device(device)
+
+
+def _measured(
+    gm: torch.fx.GraphModule, cluster: str, known: MeasuredCosts | None, *, fused: bool
+) -> MeasuredCostModel:
+    """As :func:`measure_costs`; to be called in a thread of its own, since a compiler that traces
+    has fake tensors in its thread, and collectives on these do not end.
     """
     with job() as measuring_job:
         group_ranks = process_group_names() if dist.is_available() and dist.is_initialized() else {}

@@ -2,15 +2,20 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import apsched
 from apsched.calibrate import measure, measure_collectives
 from apsched.calibrate.arguments import STAND_INS, real_call
 from apsched.calibrate.measure_collectives import _inner_mean, _wanted
@@ -396,3 +401,24 @@ def test_what_communicates_is_not_run_and_subgraphs_are():
     assert found.failed == {}
     operators = [operation.partition("(")[0] for operation in found.costs.compute]
     assert sorted(operators) == ["aten::cos", "aten::gt", "aten::sin", "aten::sum"]
+
+
+def test_operations_run_on_real_tensors_inside_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AOTAutograd calls the compiler of forward while it traces with fake tensors."""
+    real: list[bool] = []
+
+    def timed(call: Callable[[], object], device: torch.device) -> float:
+        real.append(not isinstance(call(), FakeTensor))
+        return duration_us(call, device)
+
+    def compiler(gm: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        model = apsched.measure_costs(gm, cluster="cpu")
+        assert model.costs.compute
+        return make_boxed_func(apsched.optimize(gm, cost_model=model, budget=0).forward)
+
+    monkeypatch.setattr(measure, "duration_us", timed)
+    layer = torch.nn.Linear(8, 8)
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+    torch.compile(layer, backend=backend, fullgraph=True)(torch.ones(2, 8)).sum().backward()
+    assert real
+    assert all(real)
