@@ -55,13 +55,14 @@ def print_profile(
         )
     if profile.other_collectives:
         counts = ", ".join(
-            f"{in_step} {kind} in a step of the trace, {in_graph} in the graph"
+            f"{in_step} {kind} of its sizes in a step of the trace, {in_graph} in the graph"
             for kind, in_step, in_graph in profile.other_collectives
         )
         out.print(
             f"the trace has other collectives than the graph ({counts}): the job runs another"
-            " graph. Check the model, the mesh and the sizes, and whether another pass bucketed"
-            " the collectives first; capture the graph that the job runs (docs/files.md)",
+            " graph, or one with buckets. Check the model, the mesh and the sizes; capture the"
+            " graph that the job runs (docs/files.md), and profile the job without a pass that"
+            " makes buckets: backend='aot_eager' in place of apsched.backend(...)",
             markup=False,
         )
     if profile.unmatched:

@@ -58,7 +58,7 @@ _OF_SHARDS = ("memory_cap_bytes",)
 _CODE, _MEMORY, _ORDER = "code", "memory", "order"
 _ABOUT = {
     _CODE: "its cached code for the graph",
-    _MEMORY: "the memory of its device (it does not where it has a stated memory_cap)",
+    _MEMORY: "the memory of its device (it does not where its memory_cap or keep is another)",
     _ORDER: "its launches",
 }
 _AGAIN = "compile again"
