@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
-from typing import Protocol, TypeVar
 
 from apsched.errors import SelfCheckError
 from apsched.names import in_node as in_node_entry
@@ -32,6 +31,7 @@ from apsched.whole_step.choices import (
     splits,
     units,
 )
+from apsched.whole_step.improve import NEVER, improved, ticks_of
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import SolvedChoice, Step
 
@@ -219,8 +219,8 @@ class _Search:
         if kept not in step.solved:
             best = _best_ticks(step)
             if best <= self._enough or not self.may_fit(kept) or self._bound_of(kept).ticks >= best:
-                return _NEVER
-        return _ticks(step.search(kept))
+                return NEVER
+        return ticks_of(step.search(kept))
 
     def _should_fit(self, kept: Choice) -> bool:
         """Return whether the choice ``kept`` may fit, and is expected to: the least memory of a
@@ -259,7 +259,7 @@ class _Search:
             self._prefixes(lambda name: name, lambda name: in_node.get(name, ""))
             return
         self._prefixes(lambda name: name, lambda name: "")
-        if in_node and resharded == _NEVER:
+        if in_node and resharded == NEVER:
             self._prefixes(lambda name: in_node.get(name, ""), lambda name: "")
 
     def _prefixes(self, first: Callable[[str], str], rest: Callable[[str], str]) -> None:
@@ -294,7 +294,7 @@ class _Search:
         look((0, most))
         for k in reversed(inside):
             look((k,))
-            if known.get(ends[-1], _NEVER) != _NEVER and not self._is_near(known[k]):
+            if known.get(ends[-1], NEVER) != NEVER and not self._is_near(known[k]):
                 break
         for _ in range(_ROUNDS):
             best = min(known, key=lambda k: (known[k], k))
@@ -313,7 +313,7 @@ class _Search:
         return [
             k
             for k in found
-            if known[k] == _NEVER or (len(found) == 2 and not self._is_near(known[k], 0.5))
+            if known[k] == NEVER or (len(found) == 2 and not self._is_near(known[k], 0.5))
         ]
 
     def _is_near(self, ticks: float, share: float = 1.0) -> bool:
@@ -325,7 +325,7 @@ class _Search:
         """Yield the best choice with more parameters kept or resharded, as far as they are expected
         to fit, in the order in which keeping pays and the largest first; and the largest alone.
         """
-        best = min(self._step.solved.values(), key=_ticks).kept
+        best = min(self._step.solved.values(), key=ticks_of).kept
         largest = sorted(self._order, key=lambda alike: -sum(p.size_bytes for p in alike))
         least = self._step.always
         for start, order in ((best, self._order), (best, largest), (least, largest)):
@@ -383,48 +383,8 @@ def _between(ends: Sequence[int], low: int, high: int) -> int:
     return inside[len(inside) // 2] if inside else (low + high) // 2
 
 
-class _Solved(Protocol):
-    """A solved choice, of one pair of graphs or of several micro-batches."""
-
-    @property
-    def kept(self) -> Choice: ...
-    @property
-    def fits(self) -> bool: ...
-    @property
-    def step_ticks(self) -> int: ...
-    @property
-    def bound_ticks(self) -> int: ...
-    @property
-    def may_improve(self) -> bool: ...
-
-
-_S = TypeVar("_S", bound=_Solved)
-
-
-_NEVER = float("inf")
-
-
-def _ticks(solved: _Solved) -> float:
-    return solved.step_ticks if solved.fits else _NEVER
-
-
 def _best_ticks(step: Step) -> float:
-    return min(map(_ticks, step.solved.values()), default=_NEVER)
-
-
-def improved(
-    solved: Mapping[Choice, _S], solve: Callable[[Choice], object], best_of: Callable[[], _S]
-) -> _S:
-    """Return ``best_of`` the choices ``solved``, after those are solved with CP-SAT that it may
-    make the fastest, the fastest first; ``solve`` changes ``solved``.
-    """
-    while True:
-        least = min(map(_ticks, solved.values()), default=_NEVER)
-        open_ones = [s for s in solved.values() if s.may_improve and s.bound_ticks < least]
-        best = min(open_ones, key=_ticks) if open_ones else best_of()
-        if not best.may_improve:
-            return best
-        solve(best.kept)
+    return min(map(ticks_of, step.solved.values()), default=NEVER)
 
 
 def _least_memory_within_slack(step: Step, baselines: Mapping[str, Choice]) -> SolvedChoice:

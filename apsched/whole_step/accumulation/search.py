@@ -27,9 +27,10 @@ from apsched.solver.bounds.whole_step import least_prices, with_prices
 from apsched.whole_step.accumulation.step import Accumulation, SolvedAccumulation
 from apsched.whole_step.accumulation.units import units_of
 from apsched.whole_step.choices import NONE, Choice
+from apsched.whole_step.improve import NEVER, improved, ticks_of
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Graphs
-from apsched.whole_step.search import grouped, improved
+from apsched.whole_step.search import grouped
 
 _FEW = 2
 """Of so many units every choice is solved that may pay."""
@@ -269,7 +270,7 @@ class _Search:
         """
         before = self._best_ticks()
         best = min(
-            self._known, key=lambda choice: (_ticks(self._of.solved[choice]), sorted(choice))
+            self._known, key=lambda choice: (ticks_of(self._of.solved[choice]), sorted(choice))
         )
         units = self._known[best]
         others = {kind: units[other] for kind, other in _INSTEAD.items()}
@@ -304,7 +305,7 @@ class _Search:
         the fastest first.
         """
         of_people = {one.kept for one in baselines.values()}
-        ticks = min((one.bound_ticks for one in excluded.values()), default=_NEVER)
+        ticks = min((one.bound_ticks for one in excluded.values()), default=NEVER)
         solve = self._of.solve
         return improved(self._of.solved, solve, lambda: self._smallest_of_best(of_people, ticks))
 
@@ -343,11 +344,11 @@ class _Search:
         if choice not in self._of.solved and (
             not self._bound.may_fit(units) or self._bound.of_choice(units) >= self._best_ticks()
         ):
-            return _NEVER
-        return _ticks(self._solved(units))
+            return NEVER
+        return ticks_of(self._solved(units))
 
     def _best_ticks(self) -> float:
-        return min(map(_ticks, self._of.solved.values()), default=_NEVER)
+        return min(map(ticks_of, self._of.solved.values()), default=NEVER)
 
     def _choice(self, units: Units) -> Choice:
         entries = (
@@ -419,10 +420,3 @@ def _with_more(units: Units, kind: str, more: Collection[int]) -> Units:
 
 def _full(units: Mapping[str, frozenset[int]]) -> Units:
     return {kind: units.get(kind, frozenset()) for kind in KINDS}
-
-
-_NEVER = float("inf")
-
-
-def _ticks(solved: SolvedAccumulation) -> float:
-    return solved.step_ticks if solved.fits else _NEVER
