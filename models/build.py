@@ -34,12 +34,17 @@ class BuiltModel:
     in float32.
     """
     inputs: tuple[torch.Tensor, ...]
-    """Tokens and targets, ``[batch, seq_len]`` each."""
+    """Tokens and targets, ``[batch, seq_len]`` each; or images and their classes."""
     mesh: MeshSpec
     options: ModelOptions
     num_layers: int
     num_parameters: int
     """Of the whole model."""
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether a sample is an image, not a sequence of tokens."""
+        return self.inputs[0].is_floating_point()
 
 
 def build(

@@ -244,7 +244,7 @@ def _export_capture(
         graphs=beside_each_other(graphs, cluster),
         notes=(*_axes_of_groups(source, graphs), *notes),
         saved_bytes=capture.saved_bytes,
-        rate=step_rate(request, capture.graphs, cluster.device),
+        rate=step_rate(request, source, capture.graphs, cluster.device),
     )
 
 

@@ -1,4 +1,4 @@
-"""Tokens and operations of a training step, from which tokens per second and MFU follow."""
+"""Samples and operations of a training step, from which tokens per second and MFU follow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from apsched.names import direction_named
 from apsched.pipeline.sources import (
     DEFAULT_MESH,
     DEFAULT_SEQ_LEN,
+    OpenedSource,
     SourceKind,
     SourceRequest,
     classify,
@@ -17,13 +18,17 @@ from apsched.pipeline.sources import (
 if TYPE_CHECKING:
     from apsched.capture.captured import CapturedGraph
 
+TOKENS, IMAGES = "tokens", "images"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRate:
     """A training step of all process ranks."""
 
-    num_tokens: int
-    """Tokens that all process ranks together train on in a step."""
+    num_samples: int
+    """Tokens or images that all process ranks together train on in a step."""
+    unit: str = TOKENS
+    """The sort of the samples: tokens, or images where the input is no sequence of tokens."""
     num_ranks: int
     model_us: float
     """Time of the operations of the model at the peak of the device, on one process rank:
@@ -33,10 +38,13 @@ class StepRate:
 
 
 def step_rate(
-    request: SourceRequest, graphs: "Sequence[CapturedGraph]", device: Device
+    request: SourceRequest,
+    source: OpenedSource,
+    graphs: "Sequence[CapturedGraph]",
+    device: Device,
 ) -> StepRate | None:
-    """Return tokens and operations of the step of a preset or a configuration of Transformers;
-    ``None`` for other sources, whose tokens are not known, and where forward and backward are not
+    """Return samples and operations of the step of a preset or a configuration of Transformers;
+    ``None`` for other sources, whose samples are not known, and where forward and backward are not
     captured as one graph each.
     """
     from apsched.costs.compute.at_peak import at_peak_us
@@ -49,9 +57,11 @@ def step_rate(
     if len(directed) != 2 or set(by_direction) != {"forward", "backward"}:
         return None
     mesh = MeshSpec.parse(request.mesh or DEFAULT_MESH)
-    num_sequences = (request.batch or 1) * (request.num_micro_batches or 1)
+    num_inputs = (request.batch or 1) * (request.num_micro_batches or 1) * mesh.data_parallel_size
+    each = 1 if source.takes_images else request.seq_len or DEFAULT_SEQ_LEN
     return StepRate(
-        num_tokens=(request.seq_len or DEFAULT_SEQ_LEN) * num_sequences * mesh.data_parallel_size,
+        num_samples=each * num_inputs,
+        unit=IMAGES if source.takes_images else TOKENS,
         num_ranks=mesh.world_size,
         model_us=3 * at_peak_us(by_direction["forward"].module.graph, device),
     )

@@ -76,6 +76,8 @@ class OpenedSource:
     """For names of files."""
     mesh: "MeshSpec | None" = None
     """Mesh that the source was captured on, where one is stated or assumed."""
+    takes_images: bool = False
+    """Whether a sample of the model is an image, not a sequence of tokens."""
     capture: "Capture | None" = None
     dags: tuple[nx.DiGraph, ...] = ()
 
@@ -196,6 +198,7 @@ def _open_transformers(request: SourceRequest, stack: ExitStack) -> OpenedSource
         label=built.name,
         slug=_slug(f"{name.removesuffix('.json')}-{mesh}"),
         mesh=mesh,
+        takes_images=built.takes_images,
         capture=capture_built(
             built,
             count_saved=bool(request.count_saved),

@@ -135,6 +135,25 @@ def test_any_architecture_is_captured_under_its_own_names(configs, tmp_path, nam
     assert set(forward) <= reduced
 
 
+def test_a_vision_model_has_images_per_second(configs, run, tmp_path):
+    """A sequence length does not apply to it, so its rate does not depend on one."""
+    (tmp_path / "vit.json").write_text(json.dumps(configs.AUTO["vit"]))
+
+    def rate_line(seq: str) -> str:
+        source = ("hf:vit.json", "--mesh", "fsdp=2", "--batch", "3", "--seq", seq)
+        options = ("--keep", "none", "--optimizer", "none", "--budget", "0", "-o", "out")
+        ran = run("solve", *source, *options)
+        assert ran.code == 0, ran.stderr
+        (line,) = (text for text in ran.stdout.splitlines() if "/s a process rank" in text)
+        return line
+
+    line = rate_line("64")
+    assert line == rate_line("128")
+    graphs = json.loads(Path("out/result.json").read_text())["graphs"]
+    step_us = sum(graph["step_time_us"] for graph in graphs)
+    assert line.startswith(f"{3 / step_us * 1e6:,.0f} images/s a process rank")
+
+
 @pytest.mark.parametrize(
     ("name", "changes"), [("llama", {"attention_bias": True}), ("mixtral", {})]
 )

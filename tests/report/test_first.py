@@ -109,7 +109,7 @@ def test_the_floor_is_a_hint_where_it_needs_less(fits) -> None:
 
 def test_tokens_and_mfu_are_those_of_the_whole_step(fits) -> None:
     step_us = 2 * fits.step_time_us
-    rate = StepRate(num_tokens=8000, num_ranks=4, model_us=step_us / 4)
+    rate = StepRate(num_samples=8000, num_ranks=4, model_us=step_us / 4)
     per_rank = 8000 / step_us * 1e6 / 4
     (found,) = [text for text in first_lines([fits, fits], rate) if "tokens/s" in text]
     assert found.startswith(f"{per_rank:,.0f} tokens/s a process rank")
@@ -120,7 +120,7 @@ def test_a_step_has_its_optimizer_and_a_graph_alone_has_none(fits) -> None:
     """AdamW on 7000 bytes: 21,000 of parameters and gradients, 28,000 of its state; 100 a µs."""
     known = replace(fits, account=_account(3 * GIB, parameter_bytes=7000, memory_bytes_per_us=100))
     step_us = 2 * fits.step_time_us
-    rate = StepRate(num_tokens=8000, num_ranks=4, model_us=step_us / 4)
+    rate = StepRate(num_samples=8000, num_ranks=4, model_us=step_us / 4)
     lines = first_lines([known, known], rate)
     assert f"with the optimizer (adamw, 490.00 µs): {step_us + 490:.2f} µs" in lines
     per_rank = 8000 / (step_us + 490) * 1e6 / 4

@@ -126,7 +126,7 @@ def accumulation_lines(answer: AccumulationAnswer, rate: StepRate | None) -> tup
         return (f"step of {several} micro-batches: no choice fits the memory cap",)
     step_us = ticks_to_us(best.step_ticks)
     whole = rate and replace(
-        rate, num_tokens=several * rate.num_tokens, model_us=several * rate.model_us
+        rate, num_samples=several * rate.num_samples, model_us=several * rate.model_us
     )
     names = {mark: [name_of(e) for e in answer.entries if mark_of(e) == mark] for mark in SECTIONS}
     return (

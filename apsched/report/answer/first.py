@@ -97,9 +97,9 @@ def whole_step_lines(results: Sequence[Result], rate: StepRate | None, step_us: 
 
 
 def _rate_line(rate: StepRate, step_us: float) -> str:
-    per_second = rate.num_tokens / step_us * 1e6
+    per_second = rate.num_samples / step_us * 1e6
     return (
-        f"{per_second / rate.num_ranks:,.0f} tokens/s a process rank, {per_second:,.0f} on all"
+        f"{per_second / rate.num_ranks:,.0f} {rate.unit}/s a process rank, {per_second:,.0f} on all"
         f" {rate.num_ranks}; MFU {100 * rate.model_us / step_us:.1f} %"
     )
 
