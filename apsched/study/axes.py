@@ -138,13 +138,13 @@ def _spread(name: str, text: str) -> list[str]:
                 f" {name}={text}"
             )
         return [text]
-    count = _count(match["count"], f"{name}={text}")
+    count = _count(match, name, match["first"])
     label = f"--vary {name}"
     if name in NUMBERS:
         low, high = parse_number(match["first"], label), parse_number(match["last"], label)
-        return [f"{low + (high - low) * k / max(count - 1, 1):.12g}" for k in range(count)]
+        return [f"{low + (high - low) * k / (count - 1):.12g}" for k in range(count)]
     least, most = parse_count(match["first"], label), parse_count(match["last"], label)
-    return [str(least + (most - least) * k // max(count - 1, 1)) for k in range(count)]
+    return [str(least + (most - least) * k // (count - 1)) for k in range(count)]
 
 
 def _memory(text: str) -> MemoryCap | MemoryRange:
@@ -163,11 +163,19 @@ def _memory(text: str) -> MemoryCap | MemoryRange:
         and last.size_bytes < first.size_bytes
     ):
         raise InputError(f"--vary memory_cap: expected a range that rises; found {text!r}")
-    return MemoryRange(first=first, last=last, count=_count(match["count"], f"memory_cap={text}"))
+    count = _count(match, "memory_cap", match["first"] or "floor")
+    return MemoryRange(first=first, last=last, count=count)
 
 
-def _count(text: str, what: str) -> int:
-    count = parse_count(text, f"--vary {what}", least=1)
+def _count(match: re.Match[str], name: str, first: str) -> int:
+    """Return the number of values of a range, whose ends are two of them."""
+    whole = f"{name}={match[0]}"
+    count = parse_count(match["count"], f"--vary {whole}")
     if count > _MOST_VALUES:
-        raise InputError(f"--vary {what}: expected at most {_MOST_VALUES} values; found {count}")
+        raise InputError(f"--vary {whole}: expected at most {_MOST_VALUES} values; found {count}")
+    if count < 2:
+        raise InputError(
+            f"--vary {name}: expected a range of at least 2 values, found {whole}; state one value"
+            f" alone: {name}={first}"
+        )
     return count

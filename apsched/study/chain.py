@@ -287,10 +287,8 @@ def resolved(stated: Stated, top: Outcome | RangeEnds) -> list[int | None]:
             f"--vary memory_cap: expected a range that rises; found one from {low} to {most} bytes,"
             " the floor included"
         )
-    caps: list[int | None] = [
-        low + (most - low) * k // max(stated.count - 1, 1) for k in range(stated.count)
-    ]
-    return [*caps[:-1], high] if stated.count > 1 else caps
+    last = stated.count - 1
+    return [*(low + (most - low) * k // last for k in range(last)), high]
 
 
 def _in_bytes(cap: MemoryCap, top: Outcome | RangeEnds) -> int | None:
