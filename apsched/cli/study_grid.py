@@ -3,7 +3,10 @@
 import argparse
 import os
 import platform
+import re
 import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -87,10 +90,11 @@ def posed(args: argparse.Namespace, progress: Progress) -> Grid:
         dict(zip((axis.name for axis in axes), values, strict=True)) for values in combinations
     ]
     settings = [setting_of(_with(args, axes, values)) for values in combinations]
-    store, run_id = opened(args)
-    prepared = prepare(settings, store, progress, memory)
+    with opened(args, axes) as (store, run_id):
+        prepared = prepare(settings, store, progress, memory)
+        lives = chains(prepared, memory, store, full=args.full)
     return Grid(
-        lives=chains(prepared, memory, store, full=args.full),
+        lives=lives,
         labels=_labelled(prepared, settings, labels),
         slowdown=slowdown,
         store=store,
@@ -117,9 +121,12 @@ def lines_of(grid: Grid) -> list[Line]:
     ]
 
 
-def opened(args: argparse.Namespace) -> tuple[Store, str]:
-    """Return the study that ``-o`` names, made where there is none, and the name of this run in
-    it.
+@contextmanager
+def opened(args: argparse.Namespace, axes: Sequence[Axis] = ()) -> Iterator[tuple[Store, str]]:
+    """Yield the study that ``-o`` names, made where there is none, and the name of this run in it.
+
+    If the body refuses the questions, nothing of a new study stays, and the error names options of
+    ``axes`` as ``--vary`` states them.
     """
     directory = (
         Path(args.out)
@@ -130,7 +137,17 @@ def opened(args: argparse.Namespace) -> tuple[Store, str]:
     store = Store(directory, create=True)
     run_id = uuid.uuid4().hex
     store.begin_run(run_id, _command(args), _versions(), _now())
-    return store, run_id
+    try:
+        yield store, run_id
+    except InputError as error:
+        store.remove_if_empty()
+        text = str(error)
+        for axis in axes:
+            flag = re.escape(f"--{axis.name.replace('_', '-')}")
+            value = "|".join(map(re.escape, axis.values))
+            text = re.sub(rf"{flag} (?=(?:{value})(?!\w))", f"--vary {axis.name}=", text)
+            text = re.sub(rf"{flag}(?![\w-])", f"--vary {axis.name}", text)
+        raise InputError(text) from None
 
 
 def run_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
@@ -150,22 +167,22 @@ def run_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
     later = then(now, what_if)
     cap = stated(args, "memory_cap")
     engine = engine_of(args)
-    store, run_id = opened(args)
     progress = Progress()
-    before, after = prepare((now,), store, progress), prepare((later,), store, progress)
-    lives = [
-        *chains(before, MemoryAxis(caps=(cap,)), store, full=False),
-        *(
-            live
-            for one in after
-            for live in chains(
-                (one,),
-                MemoryAxis(caps=(cap_then(cap, what_if, one.memory_bytes),)),
-                store,
-                full=False,
-            )
-        ),
-    ]
+    with opened(args) as (store, run_id):
+        before, after = prepare((now,), store, progress), prepare((later,), store, progress)
+        lives = [
+            *chains(before, MemoryAxis(caps=(cap,)), store, full=False),
+            *(
+                live
+                for one in after
+                for live in chains(
+                    (one,),
+                    MemoryAxis(caps=(cap_then(cap, what_if, one.memory_bytes),)),
+                    store,
+                    full=False,
+                )
+            ),
+        ]
     board = Board(lives, engine.slots)
     answer(lives, engine, run_id, board.after_answer, board.before_question)
     engine.stop()

@@ -132,8 +132,7 @@ def opened(request: SourceRequest) -> Iterator[OpenedSource]:
     """Capture or read the source; a process group that its graphs need runs (fake, unless a real
     one runs) until the body ends.
     """
-    kind = classify(request.source)
-    _refuse_useless_options(request, kind)
+    kind = checked_kind(request)
     with ExitStack() as stack:
         match kind:
             case SourceKind.PRESET:
@@ -290,10 +289,11 @@ _OPTIONS = {
 _OPTIONS_OF_GRAPHS = {"group_ranks": "--group-ranks", "imports": "--import"}
 
 
-def _refuse_useless_options(request: SourceRequest, kind: SourceKind) -> None:
-    """Refuse options of presets for a graph that exists already, and those about names of groups
-    and operators for presets and priced graphs.
+def checked_kind(request: SourceRequest) -> SourceKind:
+    """Return the kind of the source. Refuse options of presets for a graph that exists already, and
+    those about names of groups and operators for presets and priced graphs.
     """
+    kind = classify(request.source)
     built = tuple(_OPTIONS)
     allowed = {
         SourceKind.PRESET: built,
@@ -307,13 +307,14 @@ def _refuse_useless_options(request: SourceRequest, kind: SourceKind) -> None:
                 f" leave {flag} out"
             )
     if kind in (SourceKind.FUNCTION, SourceKind.REPRO):
-        return
+        return kind
     for field, flag in _OPTIONS_OF_GRAPHS.items():
         if getattr(request, field):
             raise InputError(
                 f"{flag} is about graphs that torch wrote and functions, but {request.source!r} is"
                 f" a {kind.value}; leave {flag} out"
             )
+    return kind
 
 
 def _slug(text: str) -> str:

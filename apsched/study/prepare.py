@@ -19,7 +19,13 @@ from apsched.pipeline.cost_choice import CostChoice, cluster_named, read_costs
 from apsched.pipeline.device_memory import BesideGraph, MemoryAccount, beside_graphs
 from apsched.pipeline.load import LoadedGraph, LoadedSource, loaded_at
 from apsched.pipeline.solve_graph import under_plan
-from apsched.pipeline.sources import SourceKind, SourceRequest, classify, graph_file_set
+from apsched.pipeline.sources import (
+    SourceKind,
+    SourceRequest,
+    checked_kind,
+    classify,
+    graph_file_set,
+)
 from apsched.problem.build import build_problem
 from apsched.problem.plan.apply import check_matches
 from apsched.progress import Progress
@@ -71,7 +77,7 @@ def prepare(
     memory = memory or MemoryAxis()
     for setting in settings:
         read_costs(setting.costs)  # what cannot be used is refused before anything is captured
-        classify(setting.request.source)
+        checked_kind(setting.request)
         if setting.keep.mode == AUTO and setting.speeds != Speeds():
             raise InputError(
                 "--vary network, compute: --keep auto chooses parameters at the costs of the"

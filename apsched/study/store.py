@@ -19,7 +19,7 @@ two answers to one question stays, and writers wait for each other.
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +28,11 @@ from typing import Any
 from apsched.atomic_files import one_component, write_atomic
 from apsched.errors import InputError
 from apsched.schedule.result import SolvedBy, Status
+from apsched.study.schema import FORMAT, SCHEMA
 from apsched.study.worker import SOLVED, Outcome, better_of
 from apsched.units import ticks_to_us
 
 FILE = "study.sqlite"
-FORMAT = 1
 GRAPHS, SCHEDULES = "graphs", "schedules"
 """Folders of a study."""
 SOLVE, SHORT_SEARCH, ANOTHER_CAP = "solve", "short search", "another cap"
@@ -40,41 +40,6 @@ SOLVE, SHORT_SEARCH, ANOTHER_CAP = "solve", "short search", "another cap"
 of other caps, or one of those unchanged.
 """
 _BUSY_SECONDS = 60.0
-_SCHEMA = """
-create table if not exists study (format integer not null);
-create table if not exists runs (
-    run_id text primary key, command text not null, versions text not null,
-    began_utc text not null, ended_utc text, points integer
-);
-create table if not exists graphs (
-    graph_id text primary key, name text not null, graph_hash text not null,
-    cluster text not null, described text not null, num_nodes integer not null,
-    num_collectives integer not null, device_memory_bytes integer, notes text not null,
-    file text not null
-);
-create table if not exists captures (capture_id text primary key, graph_ids text not null);
-create table if not exists step_ranges (
-    range_id text primary key, floor_bytes integer not null, peak_bytes integer not null
-);
-create table if not exists points (
-    point_id text primary key, graph_id text not null references graphs,
-    memory_cap text not null, described text not null, run_id text not null
-);
-create table if not exists results (
-    point_id text primary key references points, status text not null, how text not null,
-    memory_cap_bytes integer, step_ticks integer, bound_ticks integer not null,
-    bound_source text not null, peak_memory_bytes integer, num_launches integer,
-    floor_memory_bytes integer not null, floor_bound_bytes integer not null,
-    solved_floor_bytes integer not null, solved_peak_bytes integer, seconds real not null,
-    report text not null, schedule text
-);
-create view if not exists answers as
-    select graphs.name as graph, graphs.cluster, points.*,
-           results.step_ticks / 1000.0 as step_time_us, results.bound_ticks / 1000.0 as bound_us,
-           results.status, results.how, results.memory_cap_bytes, results.peak_memory_bytes,
-           results.num_launches, results.floor_memory_bytes, results.seconds, results.schedule
-    from points join graphs using (graph_id) join results using (point_id);
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +123,8 @@ class Store:
 
     def __init__(self, directory: Path, *, create: bool = False) -> None:
         self.directory = directory
+        self._new_folders: list[Path] = []
+        self._is_new = False
         path = directory / FILE
         if not create and not path.is_file():
             raise InputError(
@@ -178,23 +145,39 @@ class Store:
         """Make the study, unless it is there; where that fails, nothing of it stays."""
         directory = self.directory
         folders = [directory / GRAPHS, directory / SCHEDULES, directory, *directory.parents]
-        new_folders = [folder for folder in folders if not folder.exists()]
-        is_new = not (directory / FILE).exists()
+        self._new_folders = [folder for folder in folders if not folder.exists()]
+        self._is_new = not (directory / FILE).exists()
         try:
             for folder in (GRAPHS, SCHEDULES):
                 (directory / folder).mkdir(parents=True, exist_ok=True)
             with self._open() as db:
-                db.executescript(_SCHEMA)
+                db.executescript(SCHEMA)
                 db.execute(
                     "insert into study select ? where not exists (select * from study)", (FORMAT,)
                 )
         except BaseException:
-            for ending in ("", "-wal", "-shm", "-journal") if is_new else ():
-                (directory / f"{FILE}{ending}").unlink(missing_ok=True)
-            for new in new_folders:
-                with suppress(OSError):
-                    new.rmdir()
+            self._remove_new()
             raise
+
+    def remove_if_empty(self) -> None:
+        """Remove the study if this object made it, and no run but one has used it, and no capture
+        and no point is in it.
+        """
+        with self._open() as db:
+            graphs = [file for (file,) in db.execute("select file from graphs")]
+            parts = (f"(select count(*) from {table})" for table in ("captures", "points"))
+            (num_kept,) = db.execute(f"select {' + '.join(parts)}").fetchone()
+            (num_runs,) = db.execute("select count(*) from runs").fetchone()
+        if num_kept == 0 and num_runs <= 1:
+            self._remove_new(graphs)
+
+    def _remove_new(self, graphs: Sequence[str] = ()) -> None:
+        files = [f"{FILE}{ending}" for ending in ("", "-wal", "-shm", "-journal")]
+        for file in (*files, *graphs) if self._is_new else ():
+            (self.directory / file).unlink(missing_ok=True)
+        for new in self._new_folders:
+            with suppress(OSError):
+                new.rmdir()
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:

@@ -177,6 +177,30 @@ def test_options_of_solve_vary(run: Run, debug_graphs: dict[str, Path]) -> None:
     assert step["none", "2x"] < bound["none", "1x"]
 
 
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ("seq=128", "is a graph file; leave --vary seq out"),
+        ("mesh=fsdp=2", "is a graph file; leave --vary mesh out"),
+        ("cluster=h100,foo", "foo"),
+        ("costs=nope", "nope"),
+        ("keep=all", "--vary keep"),
+    ],
+)
+def test_a_refused_study_leaves_no_files(
+    run: Run, tmp_path: Path, debug_graphs: dict[str, Path], vary: str, message: str
+) -> None:
+    """An earlier study in the directory stays; the option is named as it was stated."""
+    refused = ("study", debug_graphs["backward"], "--vary", vary, "--jobs", "1", "-o", "new/study")
+    ran = run(*refused)
+    assert ran.code == 2
+    assert message in ran.errors[-1]
+    assert not (tmp_path / "new").exists()
+    Store(tmp_path / "new" / "study", create=True)
+    assert run(*refused).code == 2
+    assert (tmp_path / "new" / "study" / FILE).is_file()
+
+
 def test_a_source_is_captured_once(run: Run) -> None:
     """Other costs and other searches need no other capture, and a second run none at all."""
     command = (
