@@ -190,6 +190,20 @@ def show_bytes(size_bytes: int | None) -> str:
     return f"{size_bytes} B"
 
 
+def exact_bytes(size_bytes: int) -> str:
+    """Return ``size_bytes`` as people type it, exactly and as short as possible: ``100MB``."""
+    fitting = (
+        f"{size_bytes // factor}{_shown_unit(unit)}"
+        for unit, factor in _UNITS.items()
+        if size_bytes % factor == 0
+    )
+    return min(fitting, key=len)
+
+
+def _shown_unit(unit: str) -> str:
+    return unit.upper().replace("I", "i").replace("KB", "kB")
+
+
 def show_us(duration_us: float) -> str:
     """Return a duration for people: in milliseconds from one millisecond on."""
     return f"{duration_us / 1000:,.3f} ms" if duration_us >= 1000 else f"{duration_us:.2f} µs"

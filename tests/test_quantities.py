@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from apsched.errors import InputError
 from apsched.quantities import (
     MemoryCap,
+    exact_bytes,
     parse_bytes,
     parse_count,
     parse_group_ranks,
@@ -36,6 +37,15 @@ from apsched.quantities import (
     ],
 )
 def test_bytes(text: str, size_bytes: int) -> None:
+    assert parse_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0"), (7, "7"), (100_000_000, "100MB"), (2**30, "1GiB"), (5000, "5kB"), (1536, "1536")],
+)
+def test_exact_bytes_are_short_and_read_back(size_bytes: int, text: str) -> None:
+    assert exact_bytes(size_bytes) == text
     assert parse_bytes(text) == size_bytes
 
 

@@ -20,7 +20,7 @@ from apsched.errors import InfeasibleError, InputError
 from apsched.progress import Progress
 from apsched.quantities import parse_count, parse_share
 from apsched.report.table import console, print_json
-from apsched.study.axes import SPEEDS, SWITCHES, Axis, MemoryAxis, parse_vary
+from apsched.study.axes import SPEEDS, SWITCHES, Axis, MemoryAxis, label_of, parse_vary
 from apsched.study.engine import Engine, LocalEngine
 from apsched.study.prepare import Prepared, prepare
 from apsched.study.report.across import Line, along_json, alongs
@@ -86,10 +86,11 @@ def posed(args: argparse.Namespace, progress: Progress) -> Grid:
         raise InputError("--memory-cap: --vary memory_cap states it already; leave one out")
     slowdown = parse_share(args.slowdown or DEFAULT_SLOWDOWN, "--slowdown")
     combinations = list(product(*(axis.values for axis in axes)))
-    labels = [
-        dict(zip((axis.name for axis in axes), values, strict=True)) for values in combinations
-    ]
     settings = [setting_of(_with(args, axes, values)) for values in combinations]
+    labels = [
+        {axis.name: label_of(axis.name, value) for axis, value in zip(axes, values, strict=True)}
+        for values in combinations
+    ]
     with opened(args, axes) as (store, run_id):
         prepared = prepare(settings, store, progress, memory)
         lives = chains(prepared, memory, store, full=args.full)

@@ -18,8 +18,8 @@ from difflib import get_close_matches
 
 from apsched.config import Unit
 from apsched.errors import InputError
-from apsched.options_table import OPTIONS
-from apsched.quantities import MemoryCap, parse_count, parse_memory_cap, parse_number
+from apsched.options_table import BY_NAME, OPTIONS
+from apsched.quantities import MemoryCap, exact_bytes, parse_count, parse_memory_cap, parse_number
 
 
 def _axes(*units: Unit) -> tuple[str, ...]:
@@ -96,6 +96,29 @@ def parse_vary(texts: Sequence[str]) -> tuple[tuple[Axis, ...], MemoryAxis | Non
         if name in values
     )
     return axes, MemoryAxis(caps=tuple(dict.fromkeys(map(_memory, memory)))) if memory else None
+
+
+def axis_text(name: str, value: object) -> str:
+    """Return the value of an option as people type it: ``100MB``, ``0.1%``, ``yes``."""
+    unit = BY_NAME[name].unit if name in BY_NAME else Unit.TEXT
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if unit is Unit.BYTES and isinstance(value, int):
+        return exact_bytes(value)
+    if unit is Unit.SHARE and isinstance(value, int | float):
+        return f"{100 * value:.12g}%"
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def label_of(name: str, text: str) -> str:
+    """Return the value ``text`` of an axis as tables and reports show it, each value in one way."""
+    if name not in (*_axes(Unit.BYTES), *NUMBERS):
+        return text
+    return axis_text(name, BY_NAME[name].read(text))
 
 
 def _values(name: str, text: str) -> list[str]:

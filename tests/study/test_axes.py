@@ -4,7 +4,7 @@ import pytest
 
 from apsched.errors import InputError
 from apsched.quantities import MemoryCap
-from apsched.study.axes import Axis, MemoryAxis, MemoryRange, parse_vary
+from apsched.study.axes import Axis, MemoryAxis, MemoryRange, axis_text, label_of, parse_vary
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,18 @@ def test_values(text: str, values: tuple[str, ...]) -> None:
     axes, memory = parse_vary([text])
     assert axes == (Axis(name=text.partition("=")[0].replace("-", "_"), values=values),)
     assert memory is None
+
+
+def test_values_read_alike_in_tables_and_reports() -> None:
+    """Tables begin with the text of an axis, reports with the value that the store has."""
+    read = {"bucket_cap": 100_000_000, "in_flight_cap": 2**30, "time_slack": 0.001, "budget": 2.0}
+    typed = {"bucket_cap": "0.1GB", "in_flight_cap": "1024MiB", "time_slack": "0.1%", "budget": "2"}
+    shown = {"bucket_cap": "100MB", "in_flight_cap": "1GiB", "time_slack": "0.1%", "budget": "2"}
+    assert {name: axis_text(name, value) for name, value in read.items()} == shown
+    assert {name: label_of(name, text) for name, text in typed.items()} == shown
+    assert axis_text("bucket_cap", None) == label_of("bucket_cap", "none") == "none"
+    assert axis_text("bitwise", True) == label_of("bitwise", "yes") == "yes"
+    assert label_of("mesh", "fsdp=2,tp=2") == "fsdp=2,tp=2"
 
 
 def test_memory_caps_are_an_axis_of_their_own() -> None:

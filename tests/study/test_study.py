@@ -21,6 +21,7 @@ from apsched.graph.graph_file import load_graph
 from apsched.problem.build import build_problem
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
+from apsched.study.report.pages import lines_of
 from apsched.study.store import FILE, Store
 from tests.conftest import Run
 
@@ -175,6 +176,16 @@ def test_options_of_solve_vary(run: Run, debug_graphs: dict[str, Path]) -> None:
     slowed = "links,compute=1.5"
     assert step["none", "1x"] < step[slowed, "1x"]
     assert step["none", "2x"] < bound["none", "1x"]
+
+
+def test_table_and_report_name_values_alike(run: Run, debug_graphs: dict[str, Path]) -> None:
+    vary = ("--vary", "bucket_cap=0.5MB,none", "--vary", "memory_cap=1KiB,10MiB,none")
+    ran = run("study", debug_graphs["backward"], *vary, "--budget", "0", "--jobs", "1", "-o", "s")
+    assert ran.code == 0, ran.stderr
+    assert "--memory-cap needs " in ran.stdout
+    titles = [line.title for line in lines_of(Store(Path("s")).points())]
+    assert titles == ["backward, bucket_cap 500kB", "backward, bucket_cap none"]
+    assert all(f"\n{title}:\n" in ran.stdout for title in titles)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby, takewhile
 from typing import Any
 
+from apsched.options_table import FLAG_OF_CAP
 from apsched.quantities import show_bytes, show_us
 from apsched.study.store import Point
 
@@ -41,6 +42,17 @@ class Binding:
     def __str__(self) -> str:
         largest = f"{self.largest} {100 * self.share:.0f} %"
         return f"{MEMORY}, {largest}" if self.resource == MEMORY else largest
+
+
+def needs_text(point: Point) -> str:
+    """Return the least values of the caps at ``point`` that have a schedule, each by its option;
+    empty if they are not known.
+    """
+    least = (point.outcome.report.get("infeasibility") or {}).get("least", {})
+    return "; ".join(
+        f"{FLAG_OF_CAP[name]} needs {show_bytes(value) if name.endswith('bytes') else value}"
+        for name, value in least.items()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

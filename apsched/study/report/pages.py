@@ -9,7 +9,7 @@ from apsched.artifacts.solved_run import SolvedGraph, SolvedRun, solved_graph
 from apsched.artifacts.stated_options import stated_options
 from apsched.errors import InputError
 from apsched.report.page.frontier import Baseline, Frontier, FrontierPoint, Slowdown
-from apsched.study.axes import SPEEDS, parse_vary
+from apsched.study.axes import SPEEDS, axis_text, parse_vary
 from apsched.study.report.across import Line, along_text, alongs
 from apsched.study.report.binding import binding, bucket_bytes, bucketing, cap_text
 from apsched.study.report.frontier import ascending, fitting, least_memory, prices_ms_per_gib
@@ -39,7 +39,7 @@ def lines_of(points: Sequence[Point]) -> tuple[Line, ...]:
             p.graph.graph_id,
         ),
     ):
-        labels = tuple((name, _text(point.described.get(name))) for name in differing)
+        labels = tuple((name, axis_text(name, point.described.get(name))) for name in differing)
         chosen_anew = point.described.get("keep") == AUTO  # a graph for each cap
         graph_id = None if chosen_anew else point.graph.graph_id
         grouped.setdefault((point.graph.name, graph_id, labels), []).append(point)
@@ -57,22 +57,12 @@ def _order(value: Any) -> tuple[bool, float, str]:
     """Return the sort key of values of an option: numbers, also within words such as ``fsdp=64``,
     as numbers.
     """
-    text = _text(value)
+    text = axis_text("", value)
     digits = "".join(
         letter if letter.isdigit() or letter == "." else " " for letter in text
     ).split()
     number = float(digits[0]) if digits and digits[0].replace(".", "", 1).isdigit() else 0.0
     return value is None, number, text
-
-
-def _text(value: Any) -> str:
-    return (
-        "none"
-        if value is None
-        else ", ".join(map(str, value))
-        if isinstance(value, list)
-        else str(value)
-    )
 
 
 def frontiers_of(lines: Sequence[Line], slowdown: float) -> tuple[Frontier, ...]:

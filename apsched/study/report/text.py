@@ -7,7 +7,7 @@ from apsched.quantities import show_bytes, show_us
 from apsched.report.table import console, print_fitting
 from apsched.schedule.result import AS_CAPTURED
 from apsched.study.report.across import Line, along_text, alongs
-from apsched.study.report.binding import bindings, binds_text, bucketing_text
+from apsched.study.report.binding import bindings, binds_text, bucketing_text, needs_text
 from apsched.study.report.frontier import GIB, fitting, least_memory, prices_ms_per_gib
 from apsched.study.report.steps import kept_bytes, step_text, steps_of
 from apsched.study.store import ANOTHER_CAP, SHORT_SEARCH, Point
@@ -62,7 +62,7 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
             if priced:
                 price = prices.get(point.point_id)
                 cells.append("" if price is None else f"{price:,.3f}")
-            text = str(binds[point.point_id]) if point.point_id in binds else _least(point)
+            text = str(binds[point.point_id]) if point.point_id in binds else needs_text(point)
             rows.append([*cells, text])
         sections.append(rows)
     out = console(stream)
@@ -114,14 +114,6 @@ def _cells(point: Point, *, wide: bool, keeps: bool) -> list[str]:
         *kept,
         f"{outcome.num_launches}",
     ]
-
-
-def _least(point: Point) -> str:
-    least = (point.outcome.report.get("infeasibility") or {}).get("least", {})
-    return "; ".join(
-        f"{name} needs {show_bytes(value) if name.endswith('bytes') else value}"
-        for name, value in least.items()
-    )
 
 
 def sentences(line: Line, slowdown: float) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any, TextIO
 
 from apsched.quantities import show_bytes, show_us
 from apsched.report.table import console, plain_table
-from apsched.study.report.binding import binding
+from apsched.study.report.binding import binding, needs_text
 from apsched.study.report.what_if import Answer
 from apsched.study.store import Point
 
@@ -36,7 +36,7 @@ def sentence(answer: Answer) -> str:
         return "no price and no cap changes, so nothing does"
     if gain is None or least is None or most is None:
         needs = "; ".join(
-            _needs(point) for point in (answer.now, answer.then) if point.step_time_us is None
+            needs_text(point) for point in (answer.now, answer.then) if point.step_time_us is None
         )
         return f"{answer.verdict}: {needs or 'no cap is known that fits'}"
     share = 100 * abs(gain) / (answer.now.step_time_us or 1.0)
@@ -80,7 +80,8 @@ def _cells(point: Point) -> list[str]:
     outcome = point.outcome
     cap = "none" if outcome.memory_cap_bytes is None else show_bytes(outcome.memory_cap_bytes)
     if outcome.step_ticks is None:
-        return ["none fits", f"{point.bound_us / 1000:,.3f}", "", "", cap, "", "", _needs(point)]
+        bound = f"{point.bound_us / 1000:,.3f}"
+        return ["none fits", bound, "", "", cap, "", "", needs_text(point)]
     return [
         f"{(point.step_time_us or 0) / 1000:,.3f}",
         f"{point.bound_us / 1000:,.3f}",
@@ -91,14 +92,6 @@ def _cells(point: Point) -> list[str]:
         f"{outcome.num_launches}",
         str(binding(point)),
     ]
-
-
-def _needs(point: Point) -> str:
-    least = (point.outcome.report.get("infeasibility") or {}).get("least", {})
-    return "; ".join(
-        f"{name} needs {show_bytes(value) if name.endswith('bytes') else value}"
-        for name, value in least.items()
-    )
 
 
 def _json(point: Point) -> dict[str, Any]:

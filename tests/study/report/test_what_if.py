@@ -76,7 +76,7 @@ def test_less_memory(run: Run, debug_graphs: dict[str, Path]) -> None:
         "s",
     )
     assert ran.code == 1
-    assert "nothing fits then: memory_cap_bytes needs" in ran.stdout
+    assert "nothing fits then: --memory-cap needs" in ran.stdout
 
 
 def test_nothing_changes_on_one_node(run: Run, debug_graphs: dict[str, Path]) -> None:
