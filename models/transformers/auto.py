@@ -129,11 +129,13 @@ def _model_class(path: Path, config: Any, fields: Mapping[str, Any]) -> Any:
     transformers: Any = import_module("transformers")
     tables: Any = import_module("transformers.models.auto.modeling_auto")
     names = [name for name in fields.get("architectures") or () if hasattr(transformers, name)]
-    first: tuple[str, ...] = (_SEQ_TO_SEQ,) if getattr(config, "is_encoder_decoder", False) else ()
-    first += (_CAUSAL,) if getattr(config, "is_decoder", False) else ()
-    names += [
+    if getattr(config, "is_encoder_decoder", False):  # its causal class is the decoder alone
+        order = (_SEQ_TO_SEQ, *(table for table in _HEADS if table != _CAUSAL))
+    else:
+        order = (*((_CAUSAL,) if getattr(config, "is_decoder", False) else ()), *_HEADS)
+    names = names or [
         name
-        for table in (*first, *_HEADS)
+        for table in order
         if isinstance(name := getattr(tables, table).get(config.model_type), str)
     ]
     for name in names:

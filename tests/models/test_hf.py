@@ -100,6 +100,13 @@ def test_a_configuration_is_a_source_like_any_other(configs, run, tmp_path):
     [
         ("llama", {"model_type": "unheard-of"}, "fsdp=2", "found 'unheard-of'"),
         ("llama", {"model_type": "wav2vec2"}, "fsdp=2", "a model of tokens or pixels"),
+        ("llama", {"model_type": "whisper"}, "fsdp=2", r"tokens or pixels.*\(WhisperModel\)"),
+        (
+            "llama",
+            {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]},
+            "fsdp=2",
+            r"tokens or pixels.*\(WhisperForConditionalGeneration\)",
+        ),
         ("llama", {"model_type": "gpt2"}, "fsdp=2,tp=2", "by its own plan"),
         ("llama", {"model_type": "opt"}, "fsdp=2,ep=2", "base_model_ep_plan.*; drop ep"),
         ("llama", {"model_type": "opt", "max_position_embeddings": 16}, "fsdp=2", "--seq 16"),
