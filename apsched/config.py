@@ -21,6 +21,11 @@ DEFAULT_RESERVE = 0.05
 """Share of a device's memory kept free for fragmentation: an assumption, not measured on a GPU."""
 
 
+def is_number(value: object) -> bool:
+    """Whether ``value`` is a number, and no switch."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caps:
     """Limits that a schedule must keep; ``None`` is no limit."""
@@ -76,7 +81,7 @@ class ScenarioOptions:
             raise InputError(
                 f"scenarios: expected a whole number from 1 to 10000, found {self.count!r}"
             )
-        if not 0 < self.noise <= 2:
+        if not is_number(self.noise) or not 0 < self.noise <= 2:
             raise InputError(
                 f"noise: expected a number above 0 and at most 2, found {self.noise!r}"
             )
@@ -135,11 +140,11 @@ class SolveOptions:
     """Threads of CP-SAT; more than one is not reproducible across machines."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.time_slack <= 1:
+        if not is_number(self.time_slack) or not 0 <= self.time_slack <= 1:
             raise InputError(
                 f"time_slack: expected a share between 0 and 1, found {self.time_slack!r}"
             )
-        if not self.budget >= 0 or self.budget == float("inf"):
+        if not is_number(self.budget) or not 0 <= self.budget < float("inf"):
             raise InputError(f"budget: expected a finite number >= 0, found {self.budget!r}")
         if (
             isinstance(self.seed, bool)

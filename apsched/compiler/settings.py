@@ -31,6 +31,7 @@ from apsched.config import (
     ScenarioOptions,
     SolveOptions,
     Unit,
+    is_number,
     scenario_options,
 )
 from apsched.costs.cluster_model import ClusterCostModel
@@ -163,7 +164,8 @@ class Settings:
             raise InputError(
                 f"on_error: expected {' or '.join(map(repr, ON_ERROR))}, found {self.on_error!r}"
             )
-        if self.deadline_s is not None and not 0 < self.deadline_s < float("inf"):
+        deadline_s = self.deadline_s
+        if deadline_s is not None and not (is_number(deadline_s) and 0 < deadline_s < float("inf")):
             raise InputError(
                 "deadline_s: expected a finite number of seconds above 0, or None; found"
                 f" {self.deadline_s!r}"
@@ -172,6 +174,9 @@ class Settings:
         for name in (*switches, "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name}: expected True or False, found {getattr(self, name)!r}")
+        _check_cost_model(self.cost_model)
+        for name in _PATHS:
+            _check_paths(name, getattr(self, name))
         if isinstance(self.contention, str):
             parse_contention(self.contention, "contention")
         if self.cost_model is None:
@@ -343,6 +348,37 @@ def _without_records(settings: Mapping[str, Any]) -> dict[str, Any]:
                     " out"
                 )
     return found
+
+
+def _check_cost_model(model: object) -> None:
+    """Raise InputError if ``model`` has no prices."""
+    methods = ("compute_us", "collective_us")
+    if model is not None and not all(callable(getattr(model, name, None)) for name in methods):
+        raise InputError(
+            f"cost_model: expected an object with the methods {' and '.join(methods)}, as"
+            f" apsched.CostModel has them, found {model!r}; a costs.toml: load_cost_model(path)"
+        )
+
+
+_PATHS = {
+    "schedule": "a path, a sequence of paths",
+    "start": "a path, a sequence of paths, True",
+    "cache": "a path, True, False",
+}
+"""Setting -> its values other than ``None``."""
+
+
+def _check_paths(name: str, stated: object) -> None:
+    """Raise InputError if the setting ``name`` has no value of :data:`_PATHS`."""
+    expected = _PATHS[name]
+    if stated is None or (isinstance(stated, bool) and "True" in expected):
+        return
+    several = (
+        "sequence" in expected and isinstance(stated, Sequence) and not isinstance(stated, str)
+    )
+    paths = stated if several and isinstance(stated, Sequence) else (stated,)
+    if not all(isinstance(path, str | PathLike) for path in paths):
+        raise InputError(f"{name}: expected {expected} or None; found {stated!r}")
 
 
 def _is_hint(symbol: object, size: object) -> bool:

@@ -20,6 +20,7 @@ from apsched.config import (
     MilpOptions,
     ScenarioOptions,
     SolveOptions,
+    is_number,
 )
 from apsched.errors import InputError, SelfCheckError
 from apsched.graph.cost_shares import cost_shares
@@ -70,6 +71,12 @@ class SolveRequest:
     """Solve once more with gathers on second process groups, and keep the faster answer."""
     milp: MilpOptions | None = None
     """Solve with the MILP."""
+
+    def __post_init__(self) -> None:
+        if not is_number(self.reserve) or not 0 <= self.reserve <= 1:
+            raise InputError(
+                f"reserve: expected a share between 0 and 1, such as 0.05; found {self.reserve!r}"
+            )
 
     def posed(self, problem: Problem) -> tuple[Problem, Problem | None]:
         """Return ``problem`` under the plan and in bitwise mode, and without that mode where its

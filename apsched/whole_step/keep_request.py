@@ -147,11 +147,12 @@ def keep_request(
         return KeepRequest(mode=stated)
     if isinstance(stated, str | PathLike):
         return KeepRequest(mode="names", entries=_checked(_entries(stated, label), label))
-    if not isinstance(stated, Iterable) or not all(isinstance(s, str) for s in (*stated,)):
+    entries = tuple(stated) if isinstance(stated, Iterable) else ()
+    if not entries or not all(isinstance(entry, str) for entry in entries):
         raise InputError(
             f"{label}: expected auto, none, all, a file or names of parameters; found {stated!r}"
         )
-    return KeepRequest(mode="names", entries=_checked(tuple(stated), label))
+    return KeepRequest(mode="names", entries=_checked(entries, label))
 
 
 def of_one_micro_batch(request: KeepRequest, label: str) -> KeepRequest:

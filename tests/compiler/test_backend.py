@@ -256,6 +256,20 @@ def test_inputs_are_freed_at_their_last_use(mesh, run_graphs):
         ({"inductor": "yes"}, "inductor: expected True or False"),
         ({"reshard_after_forward": 2}, "reshard_after_forward: expected True, False or None"),
         ({"memory_caps": 1}, "did you mean 'memory_cap'"),
+        ({"deadline_s": "x"}, "deadline_s: expected a finite number of seconds above 0, or None"),
+        ({"schedule": 5}, "schedule: expected a path, a sequence of paths or None; found 5"),
+        ({"schedule": [5]}, r"schedule: expected a path, .* found \[5\]"),
+        ({"start": 5}, "start: expected a path, a sequence of paths, True or None; found 5"),
+        ({"cache": 5}, "cache: expected a path, True, False or None; found 5"),
+        ({"reserve": 2}, "reserve: expected a share between 0 and 1, such as 0.05; found 2"),
+        ({"reserve": "200%"}, "reserve: expected a share between 0 and 1"),
+        ({"time_slack": None}, "time_slack: expected a share between 0 and 1, found None"),
+        ({"budget": None}, "budget: expected a finite number >= 0, found None"),
+        ({"cost_model": object()}, "cost_model: .* the methods compute_us and collective_us"),
+        (
+            {"keep": []},
+            r"keep: expected auto, none, all, a file or names of parameters; found \[\]",
+        ),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_compiled(settings, message):

@@ -47,6 +47,10 @@ def test_entries_with_node_are_about_parameters_that_can_be_resharded(tmp_path: 
         keep_request(["norm.w @node"]).chosen(entries)
 
 
+def test_names_may_come_from_a_generator() -> None:
+    assert keep_request(name for name in ("a", "b")).entries == ("a", "b")
+
+
 def test_a_name_fits_itself_before_it_is_an_expression() -> None:
     assert keep_request(["a.b"]).chosen(["axb", "a.b"]) == {"a.b"}
 
@@ -64,6 +68,7 @@ def test_an_entry_that_fits_nothing_is_refused_but_for_one_of_several_graphs() -
         ("no such file", "expected auto, none, all or a readable file"),
         (["("], r"expected the name of a parameter or a regular expression, found '\('"),
         (7, "expected auto, none, all, a file or names of parameters; found 7"),
+        ([], r"expected auto, none, all, a file or names of parameters; found \[\]"),
     ],
 )
 def test_what_is_wrong_is_refused(stated: object, message: str) -> None:

@@ -73,6 +73,7 @@ def test_a_cap_that_nothing_fits_has_no_step_time() -> None:
     [
         ({"keep": ["layers.9.weight"]}, r"keep: expected parameters .* 'layers\.9\.weight' fits"),
         ({"keep": 3}, "keep: expected auto, none, all, a file or names of parameters; found 3"),
+        ({"reserve": 2.0}, "reserve: expected a share between 0 and 1, such as 0.05; found 2.0"),
         (
             {"memory_cap": "1GiB", "caps": Caps(memory_cap_bytes=2**30)},
             "memory_cap: expected it once, found it in caps, too",
