@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
+from apsched.capture.fake_world import world
 from apsched.cli.main import main
 from apsched.cli.parser import build_parser
 from apsched.errors import InputError
@@ -23,6 +26,7 @@ RUN = {
     "my_model.py": "test_your_own_model",
     "my_study.py": "test_a_study_from_python",
     "my_step.py": "test_a_step_from_python",
+    "my_accumulation.py": "test_micro_batches_from_python",
 }
 """File of a block -> the test that runs it."""
 
@@ -91,3 +95,18 @@ def test_a_step_from_python(
     exec(compile(block.code, block.page, "exec"), names)
     assert "kept from forward to backward: " in capsys.readouterr().out
     assert (tmp_path / "kept.txt").read_text().split() == [*names["step"].kept]
+
+
+def test_micro_batches_from_python() -> None:
+    """The function of docs/accumulate.md, on the model of docs/own-model.md."""
+    names: dict[str, Any] = {}
+    for page, file in (("own-model.md", "my_model.py"), ("accumulate.md", "my_accumulation.py")):
+        (block,) = (b for b in blocks_of(ROOT / "docs" / page) if b.file == file)
+        exec(compile(block.code, block.page, "exec"), names)
+    with world(2):
+        model, inputs = names["build"]()
+        for module in (*model, model):
+            fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+        step = names["four_micro_batches"](model, inputs)
+        step.begin(0)
+    assert len(step.settings) == 4

@@ -141,11 +141,12 @@ def check_resharded(units: Sequence[Unit], settings: Fsdp2Settings) -> None:
             )
 
 
-def fsdp2_plan(model: nn.Module, graph: "nx.DiGraph | Problem") -> Plan:
-    """Return the plan under which a schedule of ``graph`` can be set up on ``model``: a bucket for
+def fsdp2_plan(model: nn.Module, *graphs: "nx.DiGraph | Problem") -> Plan:
+    """Return the plan under which schedules of ``graphs`` can be set up on ``model``: a bucket for
     each unit of ``fully_shard``.
 
-    Solve both graphs under theirs, with compute as captured::
+    ``apsched.solve_step`` takes that of both graphs (docs/accumulate.md). Or solve each graph under
+    its own, with compute as captured::
 
         results = [
             apsched.solve(graph, plan=fsdp2_plan(model, graph), max_compute_move=0)
@@ -153,9 +154,9 @@ def fsdp2_plan(model: nn.Module, graph: "nx.DiGraph | Problem") -> Plan:
         ]
         apply_fsdp2(model, results)
     """
-    problem = graph if isinstance(graph, Problem) else build_problem(graph)
-    return ModuleBuckets(buckets={unit.name: unit.parameters for unit in units_of(model)}).plan(
-        [problem]
+    buckets = {unit.name: unit.parameters for unit in units_of(model)}
+    return ModuleBuckets(buckets=buckets).plan(
+        [graph if isinstance(graph, Problem) else build_problem(graph) for graph in graphs]
     )
 
 
@@ -433,7 +434,7 @@ def refuse_moved_compute(problem: Problem, schedule: Schedule) -> None:
     if moved_compute(problem, schedule):
         raise InputError(
             f"{problem.name}: the schedule moves compute, and FSDP2 cannot; solve with"
-            " max_compute_move=0"
+            " caps=apsched.Caps(max_compute_move=0), on the command line --max-compute-move 0"
         )
 
 

@@ -76,7 +76,8 @@ def apply_fsdp2_micro_batches(
         optimizer.step()
         optimizer.zero_grad()
 
-    ``solved`` is the result of ``apsched.solve_step(..., accumulate=N)``, or the directory in which
+    ``solved`` is the result of ``apsched.solve_step(..., accumulate=N)``, solved with the plan of
+    ``fsdp2_plan`` and ``caps=apsched.Caps(max_compute_move=0)``, or the directory in which
     ``apsched solve --accumulate N`` wrote it. Every process rank must pass the same.
 
     Raises
@@ -185,8 +186,9 @@ def _covered(
             verb = _VERBS[kind]
             raise InputError(
                 f"{problem.name}: FSDP2 {verb} a unit as one, and of {unit.name} the schedule"
-                f" {verb} {here} and not {missing[0]}; solve with plan=fsdp2_plan(model, graph), or"
-                " --keep with a file that has all parameters of the unit"
+                f" {verb} {here} and not {missing[0]}; solve with plan=fsdp2_plan(model, *graphs),"
+                " where graphs = apsched.capture(model, inputs), on the command line with --buckets"
+                " FILE; entries of --keep or keep= must have all parameters of the unit"
             )
         if parameters and not missing:
             found.add(unit.name)

@@ -150,8 +150,9 @@ def _inexpressible(
     verb = "gather" if kind == CollectiveKind.ALL_GATHER else "reduce"
     return InputError(
         f"{problem.name}: FSDP2 cannot {verb} {_some(names)} as one: {why}; nearest is one bucket"
-        " for each unit: solve with plan=fsdp2_plan(model, graph), or call fully_shard on"
-        " other modules"
+        " for each unit: solve with plan=fsdp2_plan(model, *graphs), where graphs ="
+        " apsched.capture(model, inputs), on the command line with --buckets FILE; or call"
+        " fully_shard on other modules"
     )
 
 

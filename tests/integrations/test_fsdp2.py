@@ -22,7 +22,7 @@ from apsched.errors import InputError
 from apsched.fx.node_shards import node_groups
 from apsched.graph.export.export import export_graph
 from apsched.graph.graph_file import save_graph
-from apsched.integrations.fsdp2 import apply_fsdp2, fsdp2_plan
+from apsched.integrations.fsdp2 import apply_fsdp2, fsdp2_plan, refuse_moved_compute
 from apsched.integrations.prefetch_order import Hook, Launch, prefetch_lists
 from apsched.models.layers import FeedForward
 from apsched.models.mesh import MeshSpec, build_meshes
@@ -331,6 +331,15 @@ def test_contract_of_the_private_attributes(model):
     fully_shard(two.c)
     assert fsdp_unit_of(two.a) == fsdp_unit_of(two.b) != fsdp_unit_of(two.c)
     assert {fsdp_unit_of(module)[1] for module in (two.a, two.c, model)} == {1}
+
+
+def test_moved_compute_is_refused_with_advice_for_each_surface(model, monkeypatch):
+    (problem, _), _ = problems_of()
+    schedule = apsched.solve(problem, budget=0.0).schedule
+    monkeypatch.setattr("apsched.integrations.fsdp2.moved_compute", lambda *_: True)
+    advice = r"caps=apsched.Caps\(max_compute_move=0\), on the command line --max-compute-move 0"
+    with pytest.raises(InputError, match=advice):
+        refuse_moved_compute(problem, schedule)
 
 
 def test_a_choice_under_the_plan_of_the_units_keeps_whole_units(model):

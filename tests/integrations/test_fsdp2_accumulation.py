@@ -149,7 +149,7 @@ def answer(folder: Path, lines: list[str], units: str = UNITS) -> Path:
         (
             "layers.1.attention.wq.weight @next",
             r"forward-2: FSDP2 gathers a unit as one, and of layers.1 the schedule gathers \S+ and"
-            r" not layers.1.attention.wq.weight; solve with plan=",
+            r" not layers.1.attention.wq.weight; solve with plan=fsdp2_plan\(model, \*graphs\)",
         ),
         (
             "layers.1.attention.wq.weight @sum",
