@@ -356,7 +356,8 @@ def _check_cost_model(model: object) -> None:
     if model is not None and not all(callable(getattr(model, name, None)) for name in methods):
         raise InputError(
             f"cost_model: expected an object with the methods {' and '.join(methods)}, as"
-            f" apsched.CostModel has them, found {model!r}; a costs.toml: load_cost_model(path)"
+            f" apsched.CostModel has them, found {model!r}; pass"
+            " apsched.load_cost_model('costs.toml') or a model of your own"
         )
 
 
