@@ -7,7 +7,7 @@ solver chooses the buckets. Names stay those of the module. Parameters that are 
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,12 +73,13 @@ class _OwnSharding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
-    """A parameter where it is registered."""
+class Read:
+    """A parameter where it is registered, and the form of reading it."""
 
     owner: nn.Module
     name: str
-    sharding: _OwnSharding
+    read: Callable[[torch.Tensor], torch.Tensor]
+    """Its shard -> the parameter as the module uses it."""
     places: list[nn.Module] = field(default_factory=list)
     """Modules that have it; more than one where it is tied."""
     this_pass: list[torch.Tensor] = field(default_factory=list)
@@ -92,14 +93,22 @@ class _Read:
         if parameter is None:
             return None
         if len(self.places) == 1:
-            return self.sharding.read(parameter)
+            return self.read(parameter)
         if not self.this_pass:
-            self.this_pass.append(self.sharding.read(parameter))
+            self.this_pass.append(self.read(parameter))
         return self.this_pass[0]
 
     def forget(self, *_: object) -> None:
         """Begin or end a forward pass."""
         self.this_pass.clear()
+
+
+def gather_once(module: nn.Module, reads: Iterable[Read]) -> None:
+    """Have each forward pass of ``module`` gather those of ``reads`` once that are tied."""
+    for read in reads:
+        if len(read.places) > 1:
+            module.register_forward_pre_hook(read.forget)
+            module.register_forward_hook(read.forget, always_call=True)
 
 
 def check_own_mesh(source: str, mesh: MeshSpec) -> None:
@@ -152,13 +161,13 @@ def shard_module(
     """
     mesh = _data_mesh(meshes.dense)
     summed = summed or {}
-    made: dict[int, _Read] = {}
+    made: dict[int, Read] = {}
     places = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
     for child in tuple(module.modules()):
         tied = any(places[id(parameter)] > 1 for parameter in child._parameters.values())
         if mesh is None and child not in summed and not tied:
             continue
-        reads: dict[str, _Read] = {}
+        reads: dict[str, Read] = {}
         for name, whole in tuple(child.named_parameters(recurse=False, remove_duplicate=False)):
             if not whole.is_floating_point():
                 continue
@@ -171,15 +180,12 @@ def shard_module(
                     group = summed.get(child, ALONE)
                     parameter, sharding = _sharded(whole, mesh, options, group)
                 child.register_parameter(name, parameter)
-                made[id(whole)] = _Read(owner=child, name=name, sharding=sharding)
+                made[id(whole)] = Read(owner=child, name=name, read=sharding.read)
             reads[name] = made[id(whole)]
             reads[name].places.append(child)
         if reads:
-            _gather_when_read(child, reads)
-    for read in made.values():
-        if len(read.places) > 1:
-            module.register_forward_pre_hook(read.forget)
-            module.register_forward_hook(read.forget, always_call=True)
+            gather_when_read(child, reads)
+    gather_once(module, made.values())
 
 
 def _data_mesh(dense: DeviceMesh) -> DeviceMesh | None:
@@ -245,11 +251,11 @@ def _expert_sharded(
     return parameter, _OwnSharding(data=data, tensor_parallel=None)
 
 
-def _reader(read: _Read) -> Callable[[nn.Module], torch.Tensor | None]:
+def _reader(read: Read) -> Callable[[nn.Module], torch.Tensor | None]:
     return lambda module: read.value()
 
 
-def _gather_when_read(module: nn.Module, reads: Mapping[str, _Read]) -> None:
+def gather_when_read(module: nn.Module, reads: Mapping[str, Read]) -> None:
     """Give ``module`` a class of its own whose parameters read as gathered."""
     members: dict[str, Any] = {name: property(_reader(read)) for name, read in reads.items()}
     if isinstance(module, nn.RNNBase):  # it reads a list that it makes itself

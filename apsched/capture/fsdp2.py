@@ -4,6 +4,7 @@ gathered, cast and reduced with the settings of its unit.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from apsched.errors import ApschedError, InputError
 from apsched.fx.node_shards import NodeGroup
 from apsched.models.collectives import gather_shards, sum_gradient
 from apsched.models.mesh import ALONE, Group
+from apsched.models.own_modules import Read, gather_once, gather_when_read
 from apsched.names import in_node
 from apsched.torch_compat.fsdp import (
     HOOKS_OF_FSDP,
@@ -123,12 +125,8 @@ def fake_step(
         without_hooks_of=HOOKS_OF_FSDP,
         copies=copies,
     )
+    _gather_when_read(copy, copies, parameters)
     for original, new in copies.items():
-        entered = {
-            n: parameters[k] for n in original._parameters if (k := (id(original), n)) in parameters
-        }
-        if entered:
-            new.__class__ = _gathering(type(new), entered)
         if id(original) in casts:
             _cast(new, casts[id(original)])
     kept = tuple(name for name, of in _by_name(model, parameters).items() if of.kept)
@@ -176,11 +174,30 @@ def _padded(of: GatheredParameter) -> list[int]:
     return [-(-n // size) if dim == of.dim else n for dim, n in enumerate(of.shape)]
 
 
-def _gathering(of: type[nn.Module], parameters: dict[str, GatheredParameter]) -> type[nn.Module]:
-    def reader(name: str) -> property:
-        return property(lambda module: _gathered(module._parameters[name], parameters[name]))
-
-    return type(of.__name__, (of,), {name: reader(name) for name in parameters})
+def _gather_when_read(
+    copy: nn.Module,
+    copies: Mapping[nn.Module, nn.Module],
+    parameters: Mapping[tuple[int, str], GatheredParameter],
+) -> None:
+    """Have ``copy`` gather its parameters when it reads them; a tied one belongs to the first
+    module that has it, and is gathered and reduced once.
+    """
+    made: dict[int, Read] = {}
+    for original, new in copies.items():
+        reads: dict[str, Read] = {}
+        for name in original._parameters:
+            of = parameters.get((id(original), name))
+            if of is None:
+                continue
+            if id(of) in made:
+                del new._parameters[name]
+            else:
+                made[id(of)] = Read(owner=new, name=name, read=partial(_gathered, of=of))
+            reads[name] = made[id(of)]
+            reads[name].places.append(new)
+        if reads:
+            gather_when_read(new, reads)
+    gather_once(copy, made.values())
 
 
 def _gathered(x: Any, of: GatheredParameter) -> torch.Tensor:

@@ -183,11 +183,13 @@ def fsdp2_settings(
     hooks = _forward_hooks(units, _needs(whole, by_parameter, problem))
     ahead = prefetch_lists(hooks, launches)
     names = [hook.unit for hook in hooks]
+    ends = _needs(whole, by_parameter, problem, last=True)
     behind: dict[str, tuple[str, ...]] | None = None
     gathered, buffers = set(names), 1
     in_node: dict[str, int] = {}
     if "backward" in solved:
-        behind, gathered = _backward(units, names, solved["backward"], by_parameter)
+        order = _backward_order(units, names, ends)
+        behind, gathered = _backward(units, order, solved["backward"], by_parameter)
         buffers = _reductions_in_flight(*solved["backward"], by_parameter, names)
         _refuse_kept_in_part(whole, solved["backward"][0], units, kept)
         in_node = _resharded_units(whole, solved["backward"][0], units)
@@ -236,19 +238,31 @@ def _first_need(unit: Unit, units: Sequence[Unit], needs: Mapping[str, int]) -> 
     )
 
 
+def _backward_order(
+    units: Sequence[Unit], forward: Sequence[str], ends: Mapping[str, int]
+) -> list[str]:
+    """Return the units in the order of their hooks in backward: by the last need of forward, in
+    reverse, the units around a unit before it.
+    """
+    named = {unit.name: unit for unit in units}
+
+    def place(name: str) -> tuple[int, int, int]:
+        inside = [u for u in units if u is named[name] or named[name].holds(u)]
+        end = max((ends[u.name] for u in inside if u.name in ends), default=-1)
+        return end, len(inside), forward.index(name)
+
+    return sorted(forward, key=place, reverse=True)
+
+
 def _backward(
-    units: Sequence[Unit], forward: Sequence[str], solved: Solved, by_parameter: Mapping[str, Unit]
+    units: Sequence[Unit], order: Sequence[str], solved: Solved, by_parameter: Mapping[str, Unit]
 ) -> tuple[dict[str, tuple[str, ...]], set[str]]:
-    """Return the prefetches of each unit in backward, and the units that are gathered there."""
+    """Return the prefetches of each unit in backward, and the units that are gathered there;
+    ``order`` is that of their hooks.
+    """
     problem, schedule = solved
     launches = launches_of(problem, schedule, CollectiveKind.ALL_GATHER, by_parameter)
     needs = _needs(problem, by_parameter)
-    around = {
-        unit.name: [name for name in forward if _named(units, name).holds(unit)] for unit in units
-    }
-    order = list(
-        dict.fromkeys(name for unit in reversed(forward) for name in (*around[unit], unit))
-    )
     hooks = [
         Hook(unit=name, need=_backward_need(_named(units, name), units, needs)) for name in order
     ]
@@ -270,16 +284,20 @@ def _backward_need(unit: Unit, units: Sequence[Unit], needs: Mapping[str, int]) 
 
 
 def _needs(
-    problem: Problem, by_parameter: Mapping[str, Unit], run: Problem | None = None
+    problem: Problem,
+    by_parameter: Mapping[str, Unit],
+    run: Problem | None = None,
+    *,
+    last: bool = False,
 ) -> dict[str, int]:
     """Return for each unit that is gathered how many compute nodes lie before the first that needs
-    it; in ``run``, the same graph without some of the gathers, if that is stated.
+    it, or the last; in ``run``, the same graph without some of the gathers, if that is stated.
     """
     place = {node: k for k, node in enumerate(problem.compute_order)}
     if run is not None:
-        at = {run.node_names[node]: k for k, node in enumerate(run.compute_order)}
-        known = [at.get(problem.node_names[node]) for node in place]
-        behind = len(at)
+        by_name = {run.node_names[node]: k for k, node in enumerate(run.compute_order)}
+        known = [by_name.get(problem.node_names[node]) for node in place]
+        behind = len(by_name)
         for node, k in reversed(list(zip(place, known, strict=True))):
             behind = place[node] = behind if k is None else k
     found: dict[str, int] = {}
@@ -287,7 +305,8 @@ def _needs(
     for c, needed in zip(problem.collectives, problem.needs, strict=True):
         if c in gathers and needed and c.module in by_parameter:
             name = by_parameter[c.module].name
-            found[name] = min(found.get(name, len(place)), place[needed[0]])
+            at = place[needed[-1 if last else 0]]
+            found[name] = (max if last else min)(found.get(name, at), at)
     return found
 
 

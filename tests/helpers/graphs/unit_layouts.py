@@ -1,0 +1,70 @@
+"""A small language model, and the layouts of units that ``fully_shard`` makes of it."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+
+class Block(nn.Module):
+    """Two linear layers and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 48), nn.Linear(48, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Language(nn.Module):
+    """An embedding, blocks that run in ``order``, and a head, which may be tied."""
+
+    def __init__(self, order: Sequence[int] = (0, 1, 2), *, tied: bool = False) -> None:
+        super().__init__()
+        self.order = order
+        self.embedding = nn.Embedding(65, 32)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(32, 65, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for k in self.order:
+            x = self.blocks[k](x)
+        return self.head(x)
+
+
+Units = Sequence[nn.Module | list[nn.Module]]
+
+
+def blocks(model: Language) -> Units:
+    """Return the units of a model whose root has all but the blocks."""
+    return list(model.blocks)
+
+
+def layout(
+    units: Callable[[Language], Units] = blocks,
+    *,
+    tied: bool = False,
+    order: Sequence[int] = (0, 1, 2),
+    reshard: bool = True,
+) -> Callable[[], nn.Module]:
+    """Return a function that builds the model with these units, and the root as the last."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        model = Language(order, tied=tied)
+        for unit in units(model):
+            fully_shard(unit, reshard_after_forward=reshard)
+        return fully_shard(model, reshard_after_forward=reshard)
+
+    return build
+
+
+LAYOUTS = {
+    "tied in the root": layout(tied=True),
+    "tied in a unit": layout(lambda m: [[m.embedding, m.head], *m.blocks], tied=True),
+}
