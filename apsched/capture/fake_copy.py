@@ -2,13 +2,22 @@
 other tensors, so that a job can be captured in the job itself.
 """
 
-from collections.abc import Callable
-from typing import Any
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from apsched.errors import ApschedError, InputError
+from apsched.torch_compat.graphs import compiling_context, quiet_fake_tensors
+
+T = TypeVar("T")
+Inputs = tuple[Any, ...] | Mapping[str, Any]
+"""Inputs of forward, in order or by name."""
 Make = Callable[[nn.Module, str, nn.Parameter], torch.Tensor]
 """Module, name and parameter -> the fake tensor that stands for it."""
 
@@ -94,6 +103,81 @@ def fake_inputs(inputs: tuple[Any, ...], mode: FakeTensorMode) -> tuple[Any, ...
             inputs,
         )
     )
+
+
+def inputs_of(inputs: Any) -> Inputs:
+    """Return the inputs of forward as a user states them: a tuple, a mapping, or one tensor."""
+    return inputs if isinstance(inputs, tuple | Mapping) else (inputs,)
+
+
+def fake_call(copy: nn.Module, inputs: Inputs, mode: FakeTensorMode) -> tuple[Any, ...]:
+    """Return the inputs with which ``copy`` is called from here on: fake tensors of ``mode``, no
+    numbers, which stay as they are. It returns tensors alone, no cache of keys and values.
+    """
+    forward = copy.forward
+    places, named = ((), dict(inputs)) if isinstance(inputs, Mapping) else (inputs, {})
+    stated = [*places, *named.values()]
+    with_tensors = [
+        k
+        for k, value in enumerate(stated)
+        if any(map(_is_real, torch.utils._pytree.tree_leaves(value)))
+    ]
+
+    def call(*given: Any) -> Any:
+        values = list(stated)
+        for k, value in zip(with_tensors, given, strict=True):
+            values[k] = value
+        rest = len(places)
+        found = forward(*values[:rest], **dict(zip(named, values[rest:], strict=True)))
+        leaves = torch.utils._pytree.tree_leaves(found)
+        if all(leaf is None or isinstance(leaf, torch.Tensor | int | float) for leaf in leaves):
+            return found
+        return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+    copy.forward = call
+    return fake_inputs(tuple(stated[k] for k in with_tensors), mode)
+
+
+def traced(trace: Callable[[], T]) -> T:
+    """Return the result of ``trace``, which traces a user's model; where the model branches on the
+    values of tensors, as a compiler traces it (models test ``torch.compiler.is_compiling``).
+
+    Raises
+    ------
+    InputError
+        where the model cannot be traced.
+    """
+    try:
+        with quiet_fake_tensors():
+            try:
+                return trace()
+            except (GuardOnDataDependentSymNode, DataDependentOutputException):
+                with compiling_context():
+                    return trace()
+    except ApschedError:
+        raise
+    except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
+        raise InputError(
+            "expected a step with the same operators for all values of its inputs, found a branch"
+            f" on the value of a tensor{_place(error)}; leave out the input that it tests, or have"
+            " the model skip the branch where torch.compiler.is_compiling() is true"
+        ) from error
+    except Exception as error:
+        text = (str(error).strip().splitlines() or [""])[0][:300]
+        raise InputError(
+            "expected a model that runs, and that AOTAutograd can trace, with these inputs, found"
+            f" {type(error).__name__}: {text}; hand in inputs as the model gets them (a mapping for"
+            " inputs by name)"
+        ) from error
+
+
+def _place(error: BaseException) -> str:
+    """Return the line of the user's model that raised ``error``, for a message."""
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(own)
+    ]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 def _is_real(value: Any) -> bool:

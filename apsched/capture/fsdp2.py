@@ -15,10 +15,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from apsched.capture.captured import Capture
-from apsched.capture.fake_copy import fake_copy, fake_inputs
+from apsched.capture.fake_copy import Inputs, fake_call, fake_copy, traced
 from apsched.capture.joint import capture_module
 from apsched.capture.keep import keep, keepable
-from apsched.errors import ApschedError, InputError
+from apsched.errors import InputError
 from apsched.fx.node_shards import NodeGroup
 from apsched.models.collectives import gather_shards, sum_gradient
 from apsched.models.mesh import ALONE, Group
@@ -31,7 +31,6 @@ from apsched.torch_compat.fsdp import (
     class_before_fsdp,
     fsdp_policies,
 )
-from apsched.torch_compat.graphs import quiet_fake_tensors
 
 
 def has_units(model: nn.Module) -> bool:
@@ -39,27 +38,20 @@ def has_units(model: nn.Module) -> bool:
     return any(isinstance(child, FSDPModule) for child in model.modules())
 
 
-def capture_fsdp2(model: nn.Module, inputs: tuple[Any, ...]) -> Capture:
-    """Return forward and backward graph of ``model(*inputs)``; no memory of a device is taken, and
-    ``model`` stays unchanged.
+def capture_fsdp2(model: nn.Module, inputs: Inputs) -> Capture:
+    """Return forward and backward graph of ``model(*inputs)``, or ``model(**inputs)``; no memory of
+    a device is taken, and ``model`` stays unchanged.
 
     They are the same on all process ranks: shards count with their padding.
     """
-    copy, given, kept = fake_step(model, inputs)
-    try:
-        with quiet_fake_tensors():
-            name = type(copy).__name__
-            capture = capture_module(copy, given, source=name, kept_parameters=kept)
+
+    def trace() -> Capture:
+        copy, given, kept = fake_step(model, inputs)
+        name = type(copy).__name__
+        capture = capture_module(copy, given, source=name, kept_parameters=kept)
         return resharded(capture, model)
-    except ApschedError:
-        raise
-    except Exception as error:
-        text = (str(error).strip().splitlines() or [""])[0][:300]
-        raise InputError(
-            "expected a model that AOTAutograd can trace with these inputs, found"
-            f" {type(error).__name__}: {text}; hand in inputs as the model gets them, or capture a"
-            " part of it"
-        ) from error
+
+    return traced(trace)
 
 
 def resharded(capture: Capture, model: nn.Module) -> Capture:
@@ -100,7 +92,7 @@ def _node_group(group: Any) -> NodeGroup:
 
 
 def fake_step(
-    model: nn.Module, inputs: tuple[Any, ...]
+    model: nn.Module, inputs: Inputs
 ) -> tuple[nn.Module, tuple[Any, ...], tuple[str, ...]]:
     """Return a fake copy of ``model`` that gathers its parameters when they are read, fake inputs,
     and the names of the parameters that stay gathered from forward to backward.
@@ -130,7 +122,7 @@ def fake_step(
         if id(original) in casts:
             _cast(new, casts[id(original)])
     kept = tuple(name for name, of in _by_name(model, parameters).items() if of.kept)
-    return copy, fake_inputs(inputs, mode), kept
+    return copy, fake_call(copy, inputs, mode), kept
 
 
 def _by_name(

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from apsched.capture.captured import Capture
-from apsched.capture.fake_copy import fake_copy, fake_inputs
+from apsched.capture.fake_copy import Inputs, fake_call, fake_copy, inputs_of, traced
 from apsched.capture.joint import capture_module
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.job import running_job
@@ -32,7 +32,7 @@ from apsched.kinds import CollectiveKind
 from apsched.problem.build import build_problem
 from apsched.quantities import show_us
 from apsched.torch_compat.ddp import first_bucket_bytes, reducer_buckets
-from apsched.torch_compat.graphs import gradient_of, process_group_names, quiet_fake_tensors
+from apsched.torch_compat.graphs import gradient_of, process_group_names
 from apsched.units import ticks_to_us
 
 _MIB = 1 << 20
@@ -105,7 +105,7 @@ class _Backward:
 
 def ddp_buckets(model: nn.Module, inputs: Any, **settings: Any) -> DdpBuckets:
     """Return the buckets with which ``DistributedDataParallel`` ends the step ``model(*inputs)``
-    first::
+    first (``model(**inputs)`` for a mapping)::
 
         found = apsched.ddp_buckets(model, (tokens,), cluster="h100")
         model = DistributedDataParallel(model, **found.arguments)
@@ -128,7 +128,7 @@ def ddp_buckets(model: nn.Module, inputs: Any, **settings: Any) -> DdpBuckets:
         )
     chosen = Settings.of(settings)
     whole = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    given = inputs if isinstance(inputs, tuple) else (inputs,)
+    given = inputs_of(inputs)
 
     def solve() -> bytes:
         prices = chosen.prices(running_groups())
@@ -162,16 +162,17 @@ def _whole_group() -> str:
     return next(name for name, ranks in process_group_names().items() if ranks == world)
 
 
-def _backward(model: nn.Module, inputs: tuple[Any, ...], prices: CostModel) -> _Backward:
+def _backward(model: nn.Module, inputs: Inputs, prices: CostModel) -> _Backward:
     """Return when each gradient of a step is ready: in the order of the engine, at the times of the
     captured graphs.
     """
-    order = _gradient_order(model, inputs)
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    with quiet_fake_tensors():
-        capture = capture_module(
-            fake_copy(model, mode), fake_inputs(inputs, mode), source=type(model).__name__
-        )
+
+    def trace() -> Capture:
+        mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        copy = fake_copy(model, mode)
+        return capture_module(copy, fake_call(copy, inputs, mode), source=type(model).__name__)
+
+    order, capture = traced(lambda: _gradient_order(model, inputs)), traced(trace)
     parameters = dict(model.named_parameters())
     at, end_us = _finished_us(capture, prices)
     ready, latest_us = [], 0.0
@@ -186,7 +187,7 @@ def _backward(model: nn.Module, inputs: tuple[Any, ...], prices: CostModel) -> _
     )
 
 
-def _gradient_order(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[str, ...]:
+def _gradient_order(model: nn.Module, inputs: Inputs) -> tuple[str, ...]:
     """Return parameters in the order in which the autograd engine accumulates their gradients."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     copy, order = fake_copy(model, mode), []
@@ -194,16 +195,11 @@ def _gradient_order(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[str, ...
         tensor: Any = parameter
         if tensor.requires_grad:
             tensor.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
-    try:
-        with mode, quiet_fake_tensors():
-            leaves = torch.utils._pytree.tree_leaves(copy(*fake_inputs(inputs, mode)))
-            results = [r for r in leaves if isinstance(r, torch.Tensor) and r.requires_grad]
-            torch.autograd.backward(results, [torch.ones_like(r) for r in results])
-    except Exception as error:
-        text = (str(error).strip().splitlines() or [""])[0][:300]
-        raise InputError(
-            f"expected a model that runs with these inputs, found {type(error).__name__}: {text}"
-        ) from error
+    given = fake_call(copy, inputs, mode)
+    with mode:
+        leaves = torch.utils._pytree.tree_leaves(copy(*given))
+        results = [r for r in leaves if isinstance(r, torch.Tensor) and r.requires_grad]
+        torch.autograd.backward(results, [torch.ones_like(r) for r in results])
     if not order:
         raise InputError("expected parameters with gradients, found none")
     return tuple(order)

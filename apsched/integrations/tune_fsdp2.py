@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from apsched.capture.captured import CapturedGraph
+from apsched.capture.fake_copy import inputs_of
 from apsched.capture.fsdp2 import capture_fsdp2, group_names_of
 from apsched.compiler.memory_in_use import agreed_memory, with_memory_in_use
 from apsched.compiler.ranks.agreement import GraphAgreement
@@ -98,15 +99,16 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
         fully_shard(model, mp_policy=policy)
         print(apsched.tune_fsdp2(model, (tokens,), cluster="h100"))
 
-    Call it on every process rank, before the first step. The step ``model(*inputs)`` is captured
-    with fake tensors on the host, with the units, the mixed precision and the resharding passed to
-    ``fully_shard``. One process rank solves, and all ranks apply the same settings, by public
-    setters alone. Losses and weights stay the same, bit for bit.
+    Call it on every process rank, before the first step. The step ``model(*inputs)``
+    is captured with fake tensors on the host, with the units, the mixed precision and the
+    resharding passed to ``fully_shard``. One process rank solves, and all ranks apply the same
+    settings, by public setters alone. Losses and weights stay the same, bit for bit.
 
     Parameters
     ----------
     inputs
-        The inputs of forward: a tuple, or one tensor; only shapes and dtypes matter.
+        The inputs of forward: a tuple, one tensor, or a mapping of inputs by name; only shapes and
+        dtypes matter.
     settings
         See :class:`apsched.compiler.settings.Settings`: cluster, memory_cap, budget, on_error ...
 
@@ -119,7 +121,7 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
     if refused := next((name for name in _REFUSED if name in settings), None):
         raise InputError(f"{refused}: expected no such setting, found one; eager FSDP2 decides it")
     chosen = Settings.of(settings | _FIXED)
-    given = inputs if isinstance(inputs, tuple) else (inputs,)
+    given = inputs_of(inputs)
 
     def attempt(
         agreement: GraphAgreement | None,

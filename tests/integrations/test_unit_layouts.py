@@ -1,8 +1,13 @@
 """``tune_fsdp2`` on other layouts of units: tied parameters, units in units, kept embeddings."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 
+import apsched
 from apsched.capture.fake_world import world
 from apsched.capture.fsdp2 import capture_fsdp2
 from apsched.integrations.fsdp2_units import units_of
@@ -28,6 +33,49 @@ def test_a_tuned_model_computes_what_it_did(job, name):
         assert len({*case["tuned"]}) == 4, "each step changes the loss"
         predicted, untuned = case["times"]
         assert 0 < predicted <= untuned
+
+
+@pytest.mark.ranks
+def test_a_causal_model_of_transformers_is_tuned_with_its_usual_inputs(job):
+    """By name, with a mask; the model returns a cache, and branches on the values of the mask."""
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    test_a_tuned_model_computes_what_it_did(job, "transformers")
+    for report in job:
+        assert report["transformers"]["units"] == ["(root)", "model.layers.0", "model.layers.1"]
+        order = report["transformers"]["ddp"]
+        assert order[0] == "model.norm.weight"
+        assert order[-1] == "model.embed_tokens.weight", "tied: the last gradient is its first use"
+
+
+class Branching(nn.Module):
+    """Branches on the values of its input, in the job and under a compiler."""
+
+    def __init__(self, *, asks_compiler: bool) -> None:
+        super().__init__()
+        self.inner, self.asks_compiler = nn.Linear(4, 4), asks_compiler
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        y = self.inner(x) * scale
+        if self.asks_compiler and torch.compiler.is_compiling():
+            return y
+        return y if x.sum() > 0 else -y
+
+
+def test_a_branch_on_values_is_captured_as_by_a_compiler_or_refused_with_its_place():
+    inputs = {"x": torch.ones(2, 4), "scale": 2.0}
+    with world(2):
+        apsched.ddp_buckets(Branching(asks_compiler=True), inputs)
+        assert len(capture_fsdp2(fully_shard(Branching(asks_compiler=True)), inputs).graphs) == 2
+        refused = partial(
+            pytest.raises,
+            apsched.InputError,
+            match=r"branch on the value .*test_unit_layouts.py:\d",
+        )
+        with refused():
+            apsched.ddp_buckets(Branching(asks_compiler=False), inputs)
+        with refused():
+            apsched.tune_fsdp2(fully_shard(Branching(asks_compiler=False)), inputs)
+    assert not torch.compiler.is_compiling()
 
 
 @pytest.mark.parametrize("name", ["tied in the root", "tied in a unit"])
