@@ -12,7 +12,7 @@ Knobs are those of AutoParallel's ``auto_bucketing`` (#481): buckets up to 500 M
 of prefetch, 2 GB in flight, a topo-span of 1500.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -76,9 +76,23 @@ def _transformer_block(instance: Instance, pricer: Pricer) -> Schedule:
     problem = instance.problem
     labels = block_labels(problem)
     blocks = [labels[c.module] if c.module else f"?{i}" for i, c in enumerate(problem.collectives)]
-    partition = pricer.partition_of(
-        merge_runs(pricer, Caps(), range(len(problem.keys)), blocks.__getitem__)
-    )
+    return _one_ahead(instance, pricer, blocks)
+
+
+def with_units(problem: Problem, caps: Caps, name: str, units: Iterable[Collection[str]]) -> Scored:
+    """Return the baseline ``name`` with one bucket for each unit (the parameters of each) and kind,
+    which the plan has, and the gather of the next unit in flight.
+    """
+    instance = Instance.of(problem, caps)
+    unit_of = {parameter: str(k) for k, unit in enumerate(units) for parameter in unit}
+    labels = [unit_of.get(c.module, f"?{i}") for i, c in enumerate(problem.collectives)]
+    return score(problem, name, _one_ahead(instance, Pricer(instance), labels), caps)
+
+
+def _one_ahead(instance: Instance, pricer: Pricer, labels: Sequence[str]) -> Schedule:
+    """Return the schedule with one bucket for each label of collectives, and one gather ahead."""
+    keys = range(len(instance.problem.keys))
+    partition = pricer.partition_of(merge_runs(pricer, Caps(), keys, labels.__getitem__))
     program = construct(
         pricer, partition, Policy(lead=np.inf, copy_out_early=True, one_ahead=True), Caps()
     )

@@ -25,9 +25,12 @@ from apsched.errors import InputError
 from apsched.integrations.fsdp2_units import (
     ROOT,
     Unit,
+    backward_order,
     check_same_model,
+    forward_hooks,
     launches_of,
     movable,
+    needs_of,
     units_of,
 )
 from apsched.integrations.prefetch_order import Hook, Launch, prefetch_lists
@@ -180,15 +183,15 @@ def fsdp2_settings(
         raise InputError(
             "forward: expected gathers of parameters, found none; FSDP2 needs no settings"
         )
-    hooks = _forward_hooks(units, _needs(whole, by_parameter, problem))
+    hooks = forward_hooks(units, needs_of(whole, by_parameter, problem))
     ahead = prefetch_lists(hooks, launches)
     names = [hook.unit for hook in hooks]
-    ends = _needs(whole, by_parameter, problem, last=True)
+    ends = needs_of(whole, by_parameter, problem, last=True)
     behind: dict[str, tuple[str, ...]] | None = None
     gathered, buffers = set(names), 1
     in_node: dict[str, int] = {}
     if "backward" in solved:
-        order = _backward_order(units, names, ends)
+        order = backward_order(units, names, ends)
         behind, gathered = _backward(units, order, solved["backward"], by_parameter)
         buffers = _reductions_in_flight(*solved["backward"], by_parameter, names)
         _refuse_kept_in_part(whole, solved["backward"][0], units, kept)
@@ -209,51 +212,6 @@ def fsdp2_settings(
     )
 
 
-def _forward_hooks(units: Sequence[Unit], needs: Mapping[str, int]) -> list[Hook]:
-    """Return the hooks in the order in which they run: by first need, the units around a unit
-    before it.
-    """
-    first = {unit.name: _first_need(unit, units, needs) for unit in units}
-    missing = [unit.name for unit in units if unit.parameters and unit.name not in needs]
-    if missing:
-        raise InputError(
-            f"forward: expected gathers of the parameters of {missing[0]}, found none; the schedule"
-            " is of another model or mesh"
-        )
-    order = sorted(
-        units, key=lambda unit: (first[unit.name], -sum(unit.holds(other) for other in units))
-    )
-    return [Hook(unit=unit.name, need=first[unit.name]) for unit in order]
-
-
-def _first_need(unit: Unit, units: Sequence[Unit], needs: Mapping[str, int]) -> int:
-    """Return the first need of a unit or of one inside of it: its hook runs before theirs; that of
-    a root without parameters before all.
-    """
-    if unit.name == ROOT and not unit.parameters:
-        return -1
-    return min(
-        (needs[u.name] for u in units if (u is unit or unit.holds(u)) and u.name in needs),
-        default=-1,
-    )
-
-
-def _backward_order(
-    units: Sequence[Unit], forward: Sequence[str], ends: Mapping[str, int]
-) -> list[str]:
-    """Return the units in the order of their hooks in backward: by the last need of forward, in
-    reverse, the units around a unit before it.
-    """
-    named = {unit.name: unit for unit in units}
-
-    def place(name: str) -> tuple[int, int, int]:
-        inside = [u for u in units if u is named[name] or named[name].holds(u)]
-        end = max((ends[u.name] for u in inside if u.name in ends), default=-1)
-        return end, len(inside), forward.index(name)
-
-    return sorted(forward, key=place, reverse=True)
-
-
 def _backward(
     units: Sequence[Unit], order: Sequence[str], solved: Solved, by_parameter: Mapping[str, Unit]
 ) -> tuple[dict[str, tuple[str, ...]], set[str]]:
@@ -262,7 +220,7 @@ def _backward(
     """
     problem, schedule = solved
     launches = launches_of(problem, schedule, CollectiveKind.ALL_GATHER, by_parameter)
-    needs = _needs(problem, by_parameter)
+    needs = needs_of(problem, by_parameter)
     hooks = [
         Hook(unit=name, need=_backward_need(_named(units, name), units, needs)) for name in order
     ]
@@ -283,33 +241,6 @@ def _backward_need(unit: Unit, units: Sequence[Unit], needs: Mapping[str, int]) 
     return min(inside, default=None)
 
 
-def _needs(
-    problem: Problem,
-    by_parameter: Mapping[str, Unit],
-    run: Problem | None = None,
-    *,
-    last: bool = False,
-) -> dict[str, int]:
-    """Return for each unit that is gathered how many compute nodes lie before the first that needs
-    it, or the last; in ``run``, the same graph without some of the gathers, if that is stated.
-    """
-    place = {node: k for k, node in enumerate(problem.compute_order)}
-    if run is not None:
-        by_name = {run.node_names[node]: k for k, node in enumerate(run.compute_order)}
-        known = [by_name.get(problem.node_names[node]) for node in place]
-        behind = len(by_name)
-        for node, k in reversed(list(zip(place, known, strict=True))):
-            behind = place[node] = behind if k is None else k
-    found: dict[str, int] = {}
-    gathers = set(movable(problem, CollectiveKind.ALL_GATHER))
-    for c, needed in zip(problem.collectives, problem.needs, strict=True):
-        if c in gathers and needed and c.module in by_parameter:
-            name = by_parameter[c.module].name
-            at = place[needed[-1 if last else 0]]
-            found[name] = (max if last else min)(found.get(name, at), at)
-    return found
-
-
 def _reductions_in_flight(
     problem: Problem, schedule: Schedule, by_parameter: Mapping[str, Unit], forward: Sequence[str]
 ) -> int:
@@ -326,7 +257,8 @@ def _reductions_in_flight(
         raise InputError(
             f"backward: FSDP2 reduces each unit when its backward has ended, {expected[k]} before"
             f" {order[k]}, and the schedule the other way round; nearest is the order of the graph:"
-            " solve with --bitwise"
+            " solve with --bitwise (bitwise=True in Python), or call tune_fsdp2, which takes the"
+            " order of FSDP2"
         )
     alone = {c.start: c.wait for c in movable(problem, CollectiveKind.REDUCE_SCATTER)}
     starts = {wait: start for start, wait in alone.items()}

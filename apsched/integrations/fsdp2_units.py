@@ -1,6 +1,6 @@
 """The units that ``fully_shard`` made of a model, and the launches of a schedule for each."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from apsched.errors import InputError
-from apsched.integrations.prefetch_order import Launch
+from apsched.integrations.prefetch_order import Hook, Launch
 from apsched.kinds import CollectiveKind
 from apsched.problem.problem import Collective, Problem
 from apsched.schedule.schedule import Schedule, StepKind
@@ -96,6 +96,78 @@ def launches_of(
 def movable(problem: Problem, kind: CollectiveKind) -> Iterator[Collective]:
     """Yield the collectives of a kind that serve parameters."""
     return (c for c in problem.collectives if not c.on_path and problem.keys[c.key].kind == kind)
+
+
+def forward_hooks(units: Sequence[Unit], needs: Mapping[str, int]) -> list[Hook]:
+    """Return the hooks in the order in which they run: by first need, the units around a unit
+    before it.
+    """
+    first = {unit.name: _first_need(unit, units, needs) for unit in units}
+    missing = [unit.name for unit in units if unit.parameters and unit.name not in needs]
+    if missing:
+        raise InputError(
+            f"forward: expected gathers of the parameters of {missing[0]}, found none; the schedule"
+            " is of another model or mesh"
+        )
+    order = sorted(
+        units, key=lambda unit: (first[unit.name], -sum(unit.holds(other) for other in units))
+    )
+    return [Hook(unit=unit.name, need=first[unit.name]) for unit in order]
+
+
+def _first_need(unit: Unit, units: Sequence[Unit], needs: Mapping[str, int]) -> int:
+    """Return the first need of a unit or of one inside of it: its hook runs before theirs; that of
+    a root without parameters before all.
+    """
+    if unit.name == ROOT and not unit.parameters:
+        return -1
+    return min(
+        (needs[u.name] for u in units if (u is unit or unit.holds(u)) and u.name in needs),
+        default=-1,
+    )
+
+
+def backward_order(
+    units: Sequence[Unit], forward: Sequence[str], ends: Mapping[str, int]
+) -> list[str]:
+    """Return the units in the order of their hooks in backward: by the last need of forward, in
+    reverse, the units around a unit before it.
+    """
+    named = {unit.name: unit for unit in units}
+
+    def place(name: str) -> tuple[int, int, int]:
+        inside = [u for u in units if u is named[name] or named[name].holds(u)]
+        end = max((ends[u.name] for u in inside if u.name in ends), default=-1)
+        return end, len(inside), forward.index(name)
+
+    return sorted(forward, key=place, reverse=True)
+
+
+def needs_of(
+    problem: Problem,
+    by_parameter: Mapping[str, Unit],
+    run: Problem | None = None,
+    *,
+    last: bool = False,
+) -> dict[str, int]:
+    """Return for each unit that is gathered how many compute nodes lie before the first that needs
+    it, or the last; in ``run``, the same graph without some of the gathers, if that is stated.
+    """
+    place = {node: k for k, node in enumerate(problem.compute_order)}
+    if run is not None:
+        by_name = {run.node_names[node]: k for k, node in enumerate(run.compute_order)}
+        known = [by_name.get(problem.node_names[node]) for node in place]
+        behind = len(by_name)
+        for node, k in reversed(list(zip(place, known, strict=True))):
+            behind = place[node] = behind if k is None else k
+    found: dict[str, int] = {}
+    gathers = set(movable(problem, CollectiveKind.ALL_GATHER))
+    for c, needed in zip(problem.collectives, problem.needs, strict=True):
+        if c in gathers and needed and c.module in by_parameter:
+            name = by_parameter[c.module].name
+            at = place[needed[-1 if last else 0]]
+            found[name] = (max if last else min)(found.get(name, at), at)
+    return found
 
 
 def _launched(problem: Problem, schedule: Schedule) -> Iterator[tuple[tuple[Collective, ...], int]]:

@@ -1,6 +1,5 @@
 """``tune_fsdp2``: eager FSDP2 set up by a solved schedule, in the job and in one call."""
 
-from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,8 +27,8 @@ from apsched.integrations.fsdp2 import (
     fsdp2_settings,
     solved_graphs,
 )
-from apsched.integrations.fsdp2_units import ROOT, plain_name, units_of
-from apsched.integrations.root_unit import as_root_runs
+from apsched.integrations.fsdp2_units import forward_hooks, needs_of, plain_name, units_of
+from apsched.integrations.unit_order import Units, as_units_run
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import resolve_caps, solve_graph, under_plan
 from apsched.problem.problem import Problem
@@ -37,14 +36,15 @@ from apsched.quantities import show_us
 from apsched.report.explanation import explain_in_job
 from apsched.schedule.result import SolveResult
 from apsched.solver import solve_requested
+from apsched.solver.baselines import with_units
 from apsched.units import ticks_to_us
 
 _FIXED = {"max_compute_move": 0}
 _REFUSED = ("plan", "bitwise", "parameter_order", "second_group", "max_compute_move", "schedule")
 """Settings that eager FSDP2 decides itself."""
-_AS_FSDP2 = "transformer_block"
-"""The baseline that follows the defaults of FSDP2: one bucket for each block, and the gather of the
-next block in flight.
+_AS_FSDP2 = "fsdp2"
+"""The baseline that follows the defaults of FSDP2: one bucket for each unit, and the gather of the
+next unit in flight.
 """
 
 
@@ -128,7 +128,10 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
     ) -> tuple[tuple[Result, ...], Launches]:
         with agreement.job.working() if agreement else nullcontext():
             capture = capture_fsdp2(model, given)
-        results = tuple(_solved(model, graph, chosen, agreement) for graph in capture.graphs)
+        results: tuple[Result, ...] = ()
+        for graph in capture.graphs:  # forward first: its order is that of the units
+            forward = results[0].problem if results else None
+            results = (*results, _solved(model, graph, chosen, agreement, forward))
         chosen_units = fsdp2_settings(units_of(model), solved_graphs(results))
         launches = (Launch(what=f"settings of units: {chosen_units}", members=(), names=()),)
         return results, {group.name: launches for group in agreement.groups} if agreement else {}
@@ -157,9 +160,10 @@ def _solved(
     captured: CapturedGraph,
     settings: Settings,
     agreement: GraphAgreement | None,
+    forward: Problem | None,
 ) -> Result:
     """Return the answer for one graph with a bucket for each unit, on all process ranks the
-    same.
+    same; ``forward`` is the forward graph where this one is the backward graph.
     """
     progress = progress_of(settings)
     in_use = agreed_memory(settings, agreement)
@@ -178,12 +182,20 @@ def _solved(
         solving=partial(solve_requested, progress=progress.solver),
         settings=settings,
         agreement=agreement,
-        root=next((unit.parameters for unit in units_of(model) if unit.name == ROOT), ()),
+        units=_units_in_order(model, forward or problem),
     )
     result = solve_graph(graph, request, progress, caps=caps, search=search)
     if result.best is None:
         raise InfeasibleError(explain_in_job(result))
     return result
+
+
+def _units_in_order(model: nn.Module, forward: Problem) -> Units:
+    """Return the parameters of each unit, in the order of the hooks in forward."""
+    units = units_of(model)
+    by_parameter = {name: unit for unit in units for name in unit.parameters}
+    parameters = {unit.name: unit.parameters for unit in units}
+    return [parameters[hook.unit] for hook in forward_hooks(units, needs_of(forward, by_parameter))]
 
 
 def _answered(
@@ -194,7 +206,10 @@ def _answered(
     solving: Solve,
     settings: Settings,
     agreement: GraphAgreement | None,
-    root: Collection[str],
+    units: Units,
 ) -> SolveResult:
     found = answered(problem, caps, options, solving, sources=settings.answers, agreement=agreement)
-    return as_root_runs(problem, caps, found, root)
+    with agreement.job.working() if agreement else nullcontext():
+        untuned = with_units(problem, caps, _AS_FSDP2, units)
+        found = replace(found, baselines=(*found.baselines, untuned))
+        return as_units_run(problem, caps, found, units)

@@ -67,4 +67,6 @@ def layout(
 LAYOUTS = {
     "tied in the root": layout(tied=True),
     "tied in a unit": layout(lambda m: [[m.embedding, m.head], *m.blocks], tied=True),
+    "units in units": layout(lambda m: [part for b in m.blocks for part in (b.up, b)]),
+    "every part a unit, kept": layout(lambda m: [m.embedding, *m.blocks, m.head], reshard=False),
 }

@@ -1,0 +1,138 @@
+"""The order in which FSDP2 gathers and reduces units, and a schedule in that order.
+
+The root unit is gathered first and reduced last: its hooks run around those of all other units
+(torch/distributed/fsdp/_fully_shard/_fsdp_state.py, ``_pre_forward`` and
+``_root_post_backward_final_callback``), also where its own parameters are those of the head, which
+is needed last and has the first gradient. A unit is reduced when its backward has ended: behind the
+units in it, and an embedding behind all others.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from apsched.config import Caps
+from apsched.errors import InfeasibleError
+from apsched.kinds import CollectiveKind
+from apsched.problem.problem import Problem
+from apsched.schedule.result import Scored, SolveResult
+from apsched.schedule.schedule import Schedule, Step, StepKind
+from apsched.schedule.score import scored
+from apsched.schedule.verify import verify
+
+Units = Sequence[Collection[str]]
+"""The parameters of each unit; the units are in the order of their hooks in forward."""
+
+
+def as_units_run(problem: Problem, caps: Caps, answer: SolveResult, units: Units) -> SolveResult:
+    """Return ``answer`` with the gathers of the unit that runs first before all others in forward,
+    or the reductions in the order of FSDP2 in backward, in its schedule and in the baselines; the
+    fastest of them is the schedule.
+
+    Raises
+    ------
+    InfeasibleError
+        where none of them keeps ``caps`` in that order.
+    """
+    if answer.best is None:
+        return answer
+    moved = [_moved(problem, caps, one, units) for one in (answer.best, *answer.baselines)]
+    allowed = [one for one in moved if one.fits]
+    if not allowed:
+        raise InfeasibleError(
+            f"{problem.name}: expected a schedule that keeps the caps in the order in which FSDP2"
+            f" gathers and reduces units, found none: {moved[0].violations[0]}; state a higher cap,"
+            " or call fully_shard on fewer modules"
+        )
+    best = min(allowed, key=lambda one: one.step_time_ticks)
+    return replace(
+        answer,
+        best=best,
+        baselines=tuple(moved[1:]),
+        fastest_ticks=answer.fastest_ticks if best is answer.best else best.step_time_ticks,
+        time_limit_ticks=max(answer.time_limit_ticks, best.step_time_ticks),
+    )
+
+
+def _moved(problem: Problem, caps: Caps, one: Scored, units: Units) -> Scored:
+    """Return a schedule in which the units run as in FSDP2; ``one`` itself where it can't be."""
+    if problem.name == "forward":
+        schedule = _gathered_first(problem, one.schedule, units[0])
+    else:
+        schedule = _reduced_in_order(problem, one.schedule, units[::-1])
+    if schedule == one.schedule:
+        return one
+    wrong = verify(problem, schedule, caps)
+    return replace(one, violations=wrong) if wrong else scored(problem, one.name, schedule)
+
+
+def _gathered_first(problem: Problem, schedule: Schedule, unit: Collection[str]) -> Schedule:
+    """Return ``schedule`` with the gathers of ``unit`` before all others."""
+    served = _served(problem, schedule, [CollectiveKind.ALL_GATHER])
+    own = _of(problem, served, unit)
+    others = [k for k, step in enumerate(schedule.steps) if step in served and step not in own]
+    if not others or not own:
+        return schedule
+    before, behind = schedule.steps[: others[0]], schedule.steps[others[0] :]
+    rest = (step for step in behind if step not in own)
+    return replace(schedule, steps=(*before, *(s for s in behind if s in own), *rest))
+
+
+def _reduced_in_order(problem: Problem, schedule: Schedule, units: Units) -> Schedule:
+    """Return ``schedule`` with the reduce-scatters of ``units`` in their order: one that is too
+    early is launched right behind the one before it, and waited for before the next.
+    """
+    served = _served(problem, schedule, [CollectiveKind.REDUCE_SCATTER])
+    reductions = [CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE]
+    touched = _served(problem, schedule, reductions, results=True)
+    launched = [(_of(problem, served, unit), _of(problem, touched, unit)) for unit in units]
+    launched = [one for one in launched if one[0]]
+    steps = list(schedule.steps)
+    for k in range(1, len(launched)):
+        (before, _), (own, related) = launched[k - 1 : k + 1]
+        end = 1 + max(place for place, step in enumerate(steps) if step in before)
+        if not own & set(steps[:end]):
+            continue
+        following = launched[k + 1][0] if k + 1 < len(launched) else set()
+        launches = [step for step in steps[:end] if step in own]
+        results = [step for step in steps[:end] if step in related - own]
+        until = next((j for j in range(end, len(steps)) if steps[j] in following), end)
+        steps = [
+            *(step for step in steps[:end] if step not in related),
+            *launches,
+            *steps[end:until],
+            *results,
+            *steps[until:],
+        ]
+    return replace(schedule, steps=tuple(steps))
+
+
+def _served(
+    problem: Problem, schedule: Schedule, kinds: Collection[str], *, results: bool = False
+) -> dict[Step, set[int]]:
+    """Return step -> the collectives of parameters of these kinds that it launches or makes ready
+    for that; with ``results`` also those that it waits for, or whose results it changes.
+    """
+    chosen = {
+        c: one
+        for c, one in enumerate(problem.collectives)
+        if not one.on_path and problem.keys[one.key].kind in kinds
+    }
+    found: dict[Step, set[int]] = {}
+    for c, one in chosen.items():
+        behind = (one.wait, *one.epilogue) if results else ()
+        for node in (*one.prologue, one.start, *behind):
+            found.setdefault(Step(StepKind.NODE, node), set()).add(c)
+    bucketed = (StepKind.COPY_IN, StepKind.START, *([StepKind.WAIT] if results else []))
+    for b, bucket in enumerate(schedule.buckets):
+        if members := chosen.keys() & set(bucket.members):
+            found |= {Step(kind, b): set(members) for kind in bucketed}
+    return {step: found[step] for step in schedule.steps if step in found}
+
+
+def _of(problem: Problem, served: dict[Step, set[int]], unit: Collection[str]) -> set[Step]:
+    """Return the steps that serve parameters of ``unit`` alone."""
+    return {
+        step
+        for step, members in served.items()
+        if all(problem.collectives[c].module in unit for c in members)
+    }
