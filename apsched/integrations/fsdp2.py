@@ -99,7 +99,13 @@ def apply_fsdp2(
         that FSDP2 can form. Also where the schedule is of another model or mesh. Nothing is set
         then.
     """
-    units, graphs = units_of(model), solved_graphs(solved)
+    return apply_to_units(model, units_of(model), solved_graphs(solved))
+
+
+def apply_to_units(
+    model: nn.Module, units: Sequence[Unit], graphs: Mapping[str, Solved]
+) -> Fsdp2Settings:
+    """Set up the ``units`` of ``model`` by the schedules of ``graphs``, as :func:`apply_fsdp2`."""
     settings = fsdp2_settings(units, graphs)
     check_same_model(model, graphs["forward"][0])
     check_resharded(units, settings)

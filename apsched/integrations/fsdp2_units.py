@@ -1,7 +1,7 @@
 """The units that ``fully_shard`` made of a model, and the launches of a schedule for each."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 import torch
@@ -75,6 +75,21 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
     )
 
 
+def running_units(units: Sequence[Unit], forward: Problem) -> tuple[Unit, ...]:
+    """Return the units whose hooks run in the graph ``forward``, of the same model; one with others
+    in it that run, but no parameter that is used, counts as one without parameters.
+    """
+    gathered = {c.module for c in movable(forward, CollectiveKind.ALL_GATHER)}
+    used = {unit.name for unit in units if gathered.intersection(unit.parameters)}
+    return tuple(
+        unit if unit.name in used else replace(unit, parameters=())
+        for unit in units
+        if unit.name in used
+        or not unit.parameters
+        or any(unit.holds(other) and other.name in used for other in units)
+    )
+
+
 def launches_of(
     problem: Problem, schedule: Schedule, kind: CollectiveKind, units: Mapping[str, Unit]
 ) -> tuple[Launch, ...]:
@@ -107,7 +122,8 @@ def forward_hooks(units: Sequence[Unit], needs: Mapping[str, int]) -> list[Hook]
     if missing:
         raise InputError(
             f"forward: expected gathers of the parameters of {missing[0]}, found none; the schedule"
-            " is of another model or mesh"
+            " is of another model or mesh, or of a forward that does not run this unit (tune_fsdp2"
+            " leaves such a unit as it is)"
         )
     order = sorted(
         units, key=lambda unit: (first[unit.name], -sum(unit.holds(other) for other in units))

@@ -22,12 +22,18 @@ from apsched.config import Caps, SolveOptions
 from apsched.errors import InfeasibleError, InputError
 from apsched.integrations.fsdp2 import (
     Fsdp2Settings,
-    apply_fsdp2,
+    apply_to_units,
     fsdp2_plan,
     fsdp2_settings,
     solved_graphs,
 )
-from apsched.integrations.fsdp2_units import forward_hooks, needs_of, plain_name, units_of
+from apsched.integrations.fsdp2_units import (
+    forward_hooks,
+    needs_of,
+    plain_name,
+    running_units,
+    units_of,
+)
 from apsched.integrations.unit_order import Units, as_units_run
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import resolve_caps, solve_graph, under_plan
@@ -132,7 +138,8 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
         for graph in capture.graphs:  # forward first: its order is that of the units
             forward = results[0].problem if results else None
             results = (*results, _solved(model, graph, chosen, agreement, forward))
-        chosen_units = fsdp2_settings(units_of(model), solved_graphs(results))
+        units = running_units(units_of(model), results[0].problem)
+        chosen_units = fsdp2_settings(units, solved_graphs(results))
         launches = (Launch(what=f"settings of units: {chosen_units}", members=(), names=()),)
         return results, {group.name: launches for group in agreement.groups} if agreement else {}
 
@@ -140,7 +147,10 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
     results = all_or_none(
         lambda: _agreement(model, chosen), as_it_was, chosen, "fully_shard", attempt
     )
-    applied = apply_fsdp2(model, results) if results else None
+    if not results:
+        return Fsdp2Tuning(settings=None, results=results)
+    units = running_units(units_of(model), results[0].problem)
+    applied = apply_to_units(model, units, solved_graphs(results))
     return Fsdp2Tuning(settings=applied, results=results)
 
 
@@ -192,7 +202,7 @@ def _solved(
 
 def _units_in_order(model: nn.Module, forward: Problem) -> Units:
     """Return the parameters of each unit, in the order of the hooks in forward."""
-    units = units_of(model)
+    units = running_units(units_of(model), forward)
     by_parameter = {name: unit for unit in units for name in unit.parameters}
     parameters = {unit.name: unit.parameters for unit in units}
     return [parameters[hook.unit] for hook in forward_hooks(units, needs_of(forward, by_parameter))]

@@ -56,7 +56,7 @@ def as_units_run(problem: Problem, caps: Caps, answer: SolveResult, units: Units
 def _moved(problem: Problem, caps: Caps, one: Scored, units: Units) -> Scored:
     """Return a schedule in which the units run as in FSDP2; ``one`` itself where it can't be."""
     if problem.name == "forward":
-        schedule = _gathered_first(problem, one.schedule, units[0])
+        schedule = _gathered_first(problem, one.schedule, units[0] if units else ())
     else:
         schedule = _reduced_in_order(problem, one.schedule, units[::-1])
     if schedule == one.schedule:

@@ -47,6 +47,13 @@ def test_a_causal_model_of_transformers_is_tuned_with_its_usual_inputs(job):
         assert order[-1] == "model.embed_tokens.weight", "tied: the last gradient is its first use"
 
 
+@pytest.mark.ranks
+def test_a_unit_that_does_not_run_stays_as_it_is(job):
+    for report in job:
+        units = report["a unit that does not run"]["units"]
+        assert units == ["(root)", "blocks.0", "blocks.2"]
+
+
 class Branching(nn.Module):
     """Branches on the values of its input, in the job and under a compiler."""
 

@@ -68,5 +68,6 @@ LAYOUTS = {
     "tied in the root": layout(tied=True),
     "tied in a unit": layout(lambda m: [[m.embedding, m.head], *m.blocks], tied=True),
     "units in units": layout(lambda m: [part for b in m.blocks for part in (b.up, b)]),
+    "a unit that does not run": layout(order=(0, 2)),
     "every part a unit, kept": layout(lambda m: [m.embedding, *m.blocks, m.head], reshard=False),
 }
