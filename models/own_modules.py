@@ -82,6 +82,8 @@ class Read:
     """Its shard -> the parameter as the module uses it."""
     places: list[nn.Module] = field(default_factory=list)
     """Modules that have it; more than one where it is tied."""
+    once: bool = False
+    """Also one that is not tied is gathered, and its gradient reduced, once in a pass."""
     this_pass: list[torch.Tensor] = field(default_factory=list)
     """The gathered value of this forward pass, of a tied parameter: it is gathered, and its
     gradient reduced, once.
@@ -92,23 +94,29 @@ class Read:
         parameter = self.owner._parameters[self.name]
         if parameter is None:
             return None
-        if len(self.places) == 1:
+        if not self.is_shared or not torch.is_grad_enabled():  # reentrant checkpointing reads again
             return self.read(parameter)
         if not self.this_pass:
             self.this_pass.append(self.read(parameter))
         return self.this_pass[0]
 
-    def forget(self, *_: object) -> None:
-        """Begin or end a forward pass."""
-        self.this_pass.clear()
+    @property
+    def is_shared(self) -> bool:
+        """Whether its uses in a pass share one gather."""
+        return self.once or len(self.places) > 1
 
 
 def gather_once(module: nn.Module, reads: Iterable[Read]) -> None:
-    """Have each forward pass of ``module`` gather those of ``reads`` once that are tied."""
-    for read in reads:
-        if len(read.places) > 1:
-            module.register_forward_pre_hook(read.forget)
-            module.register_forward_hook(read.forget, always_call=True)
+    """Have each forward pass of ``module`` gather those of ``reads`` once that are shared."""
+    shared = [read for read in reads if read.is_shared]
+
+    def forget(*_: object) -> None:
+        for read in shared:
+            read.this_pass.clear()
+
+    if shared:
+        module.register_forward_pre_hook(forget)
+        module.register_forward_hook(forget, always_call=True)
 
 
 def check_own_mesh(source: str, mesh: MeshSpec) -> None:

@@ -30,6 +30,7 @@ from apsched.torch_compat.fsdp import (
     GatheredParameter,
     class_before_fsdp,
     fsdp_policies,
+    fsdp_unit_of,
 )
 
 
@@ -47,6 +48,7 @@ def capture_fsdp2(model: nn.Module, inputs: Inputs) -> Capture:
 
     def trace() -> Capture:
         copy, given, kept = fake_step(model, inputs)
+        _refuse_repeats(model, copy)
         name = type(copy).__name__
         capture = capture_module(copy, given, source=name, kept_parameters=kept)
         return resharded(capture, model)
@@ -171,9 +173,14 @@ def _gather_when_read(
     copies: Mapping[nn.Module, nn.Module],
     parameters: Mapping[tuple[int, str], GatheredParameter],
 ) -> None:
-    """Have ``copy`` gather its parameters when it reads them; a tied one belongs to the first
-    module that has it, and is gathered and reduced once.
+    """Have ``copy`` gather its parameters when it reads them, each once in a run of its unit; a
+    tied one belongs to the first module that has it.
     """
+    modules: dict[int, list[nn.Module]] = {}
+    for original, new in copies.items():
+        if isinstance(original, FSDPModule):
+            modules.setdefault(fsdp_unit_of(original)[0], []).append(new)
+    by_unit: dict[int, list[Read]] = {}
     made: dict[int, Read] = {}
     for original, new in copies.items():
         reads: dict[str, Read] = {}
@@ -184,12 +191,46 @@ def _gather_when_read(
             if id(of) in made:
                 del new._parameters[name]
             else:
-                made[id(of)] = Read(owner=new, name=name, read=partial(_gathered, of=of))
+                read = Read(owner=new, name=name, read=partial(_gathered, of=of), once=True)
+                made[id(of)] = read
+                by_unit.setdefault(of.unit, []).append(read)
             reads[name] = made[id(of)]
             reads[name].places.append(new)
         if reads:
             gather_when_read(new, reads)
-    gather_once(copy, made.values())
+    for unit, entered in by_unit.items():  # modules of one unit need not run in a row
+        gather_once(modules[unit][0] if len(modules[unit]) == 1 else copy, entered)
+
+
+def _refuse_repeats(model: nn.Module, copy: nn.Module) -> None:
+    """Have ``copy`` raise ``InputError`` where a unit of ``model`` runs again in one forward."""
+    ran: set[str] = set()
+    in_forward = False
+
+    def begin(*_: object) -> None:
+        nonlocal in_forward
+        ran.clear()
+        in_forward = True
+
+    def end(*_: object) -> None:  # checkpointed modules run again in backward
+        nonlocal in_forward
+        in_forward = False
+
+    def enter(name: str, *_: object) -> None:
+        if in_forward and name in ran:
+            raise InputError(
+                f"{name}: expected each unit to run once in forward, found that it runs again;"
+                " FSDP2 then gathers and reduces it in each run, and has one setting for all of"
+                " them: do not call fully_shard on it, so that the unit around it has its"
+                " parameters"
+            )
+        ran.add(name)
+
+    for name, module in model.named_modules():
+        if name and isinstance(module, FSDPModule):
+            copy.get_submodule(name).register_forward_pre_hook(partial(enter, name))
+    copy.register_forward_pre_hook(begin, prepend=True)
+    copy.register_forward_hook(end, always_call=True)
 
 
 def _gathered(x: Any, of: GatheredParameter) -> torch.Tensor:

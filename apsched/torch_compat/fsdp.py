@@ -68,6 +68,8 @@ HOOKS_OF_FSDP = "torch.distributed.fsdp."
 class GatheredParameter:
     """The arguments of ``fully_shard`` for one parameter."""
 
+    unit: int
+    """Identity of its unit, as in :func:`fsdp_unit_of`."""
     shape: torch.Size
     """Of the whole."""
     dim: int
@@ -136,6 +138,7 @@ def fsdp_policies(
                 whole = one.sharded_param
                 dtype = policy.param_dtype if whole.dtype.is_floating_point else None
                 gathered = GatheredParameter(
+                    unit=id(state),
                     shape=one._orig_size,
                     dim=one.fsdp_placement.dim,
                     param_dtype=dtype or whole.dtype,

@@ -11,7 +11,7 @@ import apsched
 from apsched.capture.fake_world import world
 from apsched.capture.fsdp2 import capture_fsdp2
 from apsched.integrations.fsdp2_units import units_of
-from tests.helpers.graphs.unit_layouts import LAYOUTS
+from tests.helpers.graphs.unit_layouts import LAYOUTS, layout
 from tests.helpers.processes import WORKERS, Job, run_jobs
 
 TOKENS = torch.zeros(4, 8, dtype=torch.long)
@@ -52,6 +52,17 @@ def test_a_unit_that_does_not_run_stays_as_it_is(job):
     for report in job:
         units = report["a unit that does not run"]["units"]
         assert units == ["(root)", "blocks.0", "blocks.2"]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 0, 2), (0, 0, 1, 2)])
+def test_a_unit_that_runs_twice_is_refused_by_name(order):
+    """Its parameters can be those of the unit around it: see the layouts."""
+    with world(2):
+        model = layout(order=order)()
+        with pytest.raises(
+            apsched.InputError, match=r"blocks\.0: expected each unit to run once.*do not call"
+        ):
+            apsched.tune_fsdp2(model, TOKENS)
 
 
 class Branching(nn.Module):

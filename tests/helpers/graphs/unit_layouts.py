@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
@@ -21,9 +22,11 @@ class Block(nn.Module):
 class Language(nn.Module):
     """An embedding, blocks that run in ``order``, and a head, which may be tied."""
 
-    def __init__(self, order: Sequence[int] = (0, 1, 2), *, tied: bool = False) -> None:
+    def __init__(
+        self, order: Sequence[int] = (0, 1, 2), *, tied: bool = False, checkpointed: bool = False
+    ) -> None:
         super().__init__()
-        self.order = order
+        self.order, self.checkpointed = order, checkpointed
         self.embedding = nn.Embedding(65, 32)
         self.blocks = nn.ModuleList(Block() for _ in range(3))
         self.head = nn.Linear(32, 65, bias=False)
@@ -33,7 +36,8 @@ class Language(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
         for k in self.order:
-            x = self.blocks[k](x)
+            block = self.blocks[k]
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
         return self.head(x)
 
 
@@ -51,12 +55,13 @@ def layout(
     tied: bool = False,
     order: Sequence[int] = (0, 1, 2),
     reshard: bool = True,
+    checkpointed: bool = False,
 ) -> Callable[[], nn.Module]:
     """Return a function that builds the model with these units, and the root as the last."""
 
     def build() -> nn.Module:
         torch.manual_seed(0)
-        model = Language(order, tied=tied)
+        model = Language(order, tied=tied, checkpointed=checkpointed)
         for unit in units(model):
             fully_shard(unit, reshard_after_forward=reshard)
         return fully_shard(model, reshard_after_forward=reshard)
@@ -69,5 +74,7 @@ LAYOUTS = {
     "tied in a unit": layout(lambda m: [[m.embedding, m.head], *m.blocks], tied=True),
     "units in units": layout(lambda m: [part for b in m.blocks for part in (b.up, b)]),
     "a unit that does not run": layout(order=(0, 2)),
+    "a block of the root that runs twice": layout(lambda m: list(m.blocks[1:]), order=(0, 1, 0, 2)),
+    "blocks that run again in backward": layout(checkpointed=True),
     "every part a unit, kept": layout(lambda m: [m.embedding, *m.blocks, m.head], reshard=False),
 }
