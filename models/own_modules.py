@@ -84,9 +84,9 @@ class Read:
     """Modules that have it; more than one where it is tied."""
     once: bool = False
     """Also one that is not tied is gathered, and its gradient reduced, once in a pass."""
-    this_pass: list[torch.Tensor] = field(default_factory=list)
+    this_pass: dict[bool, torch.Tensor] = field(default_factory=dict)
     """The gathered value of this forward pass, of a tied parameter: it is gathered, and its
-    gradient reduced, once.
+    gradient reduced, once; another one without gradients, as reentrant checkpointing reads it.
     """
 
     def value(self) -> torch.Tensor | None:
@@ -94,11 +94,12 @@ class Read:
         parameter = self.owner._parameters[self.name]
         if parameter is None:
             return None
-        if not self.is_shared or not torch.is_grad_enabled():  # reentrant checkpointing reads again
+        if not self.is_shared:
             return self.read(parameter)
-        if not self.this_pass:
-            self.this_pass.append(self.read(parameter))
-        return self.this_pass[0]
+        with_gradient = torch.is_grad_enabled()
+        if with_gradient not in self.this_pass:
+            self.this_pass[with_gradient] = self.read(parameter)
+        return self.this_pass[with_gradient]
 
     @property
     def is_shared(self) -> bool:

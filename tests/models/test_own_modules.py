@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from apsched.capture.captured import Capture
@@ -18,6 +19,7 @@ from apsched.graph.export.export import export_graph
 from apsched.kinds import CollectiveKind
 from apsched.models.mesh import ALONE, MeshSpec
 from apsched.models.options import ModelOptions
+from apsched.models.own_modules import Read, gather_once, gather_when_read
 from apsched.models.sharding import ParameterSharding
 from apsched.pipeline.device_memory import beside_graphs
 from apsched.problem.build import build_problem
@@ -337,3 +339,32 @@ def test_no_collective_on_several_process_ranks_is_a_warning(run):
 def test_axes_that_say_nothing_about_any_module_are_refused():
     with pytest.raises(InputError, match=r"found tp=2 in --mesh fsdp=2,tp=2; have the function"):
         captured("build", "fsdp=2,tp=2")
+
+
+def test_a_tied_parameter_is_read_once_in_a_pass_and_apart_without_gradients() -> None:
+    """Reentrant checkpointing reads without gradients in a pass that has some."""
+    seen: list[bool] = []
+
+    def read(shard: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.is_grad_enabled())
+        return shard * 1
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+            self.other.weight = self.one.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                x = self.other(self.one(x))
+            return self.other(self.one(x))
+
+    model = Tied()
+    entered = Read(owner=model.one, name="weight", read=read, places=[model.one, model.other])
+    for module in entered.places:
+        gather_when_read(module, {"weight": entered})
+    gather_once(model, [entered])
+    for passes in (1, 2):
+        assert model(torch.ones(1, 2)).requires_grad
+        assert seen == [False, True] * passes
