@@ -259,26 +259,15 @@ def gradient_of(descriptor: object) -> str | None:
     return parameter_behind(descriptor.grad_of) if isinstance(descriptor, GradAOTOutput) else None
 
 
-def resolved_group(group_name: str) -> Any:
-    """Return the process group of that name (torch/distributed/distributed_c10d.py,
-    _resolve_process_group).
-    """
-    from torch.distributed.distributed_c10d import GroupName, _resolve_process_group  # type: ignore[attr-defined]
-
-    return _resolve_process_group(GroupName(group_name))
-
-
 def process_rank_in_group(group_name: str) -> int:
-    """Return this process rank's rank within a group known by name
-    (torch/distributed/distributed_c10d.py, _resolve_process_group).
+    """Return this process rank's rank within a group known by name.
 
     Raises LookupError where no process group runs, or none of that name.
     """
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import GroupName, _resolve_process_group  # type: ignore[attr-defined]
 
     try:
-        return dist.get_rank(_resolve_process_group(GroupName(group_name)))
+        return dist.get_rank(group_of_name(group_name))
     except (RuntimeError, ValueError) as error:
         raise LookupError(f"no process group named {group_name!r} runs") from error
 

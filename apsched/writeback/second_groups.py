@@ -9,7 +9,7 @@ import torch.distributed as dist
 from apsched.names import RUNNING, first_name
 from apsched.problem.problem import Problem
 from apsched.problem.second_group import second_groups
-from apsched.torch_compat.graphs import process_group_names, resolved_group
+from apsched.torch_compat.graphs import group_of_name, process_group_names
 
 
 def running_second_groups(problem: Problem) -> Mapping[str, str]:
@@ -30,7 +30,7 @@ def _running(name: str) -> str:
     ranks = (
         process_group_names().get(first) if dist.is_available() and dist.is_initialized() else None
     )
-    if ranks is None or dist.get_backend(resolved_group(first)) == "fake":
+    if ranks is None or dist.get_backend(group_of_name(first)) == "fake":
         return name
     made = dist.new_group(
         list(ranks), use_local_synchronization=True, group_desc=f"gathers beside {first}"

@@ -26,7 +26,7 @@ from apsched.problem.problem import Problem
 from apsched.problem.second_group import second_groups, with_second_groups
 from apsched.schedule.simulate import simulate
 from apsched.solver import solve
-from apsched.torch_compat.graphs import resolved_group
+from apsched.torch_compat.graphs import group_of_name
 from apsched.writeback.round_trip import round_trip
 from apsched.writeback.second_groups import running_second_groups
 from apsched.writeback.write_back import write_back
@@ -168,7 +168,7 @@ def test_the_rewritten_module_is_a_file_that_runs_and_reads_back(tmp_path: Path)
         (tmp_path / "graph.py").write_bytes(dump_module(module, "graph"))
         assert running.group_ranks.keys() == {first}
         with pytest.raises(RuntimeError, match="Could not resolve"):
-            resolved_group(second_name(first))  # the name is gone again
+            group_of_name(second_name(first))  # the name is gone again
     capture = read_repro(tmp_path / "graph.py")
     assert capture.group_sizes == {first: 4, second_name(first): 4}
     ran = subprocess.run(

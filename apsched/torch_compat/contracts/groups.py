@@ -83,7 +83,6 @@ def _ordered_group() -> None:
 @contract(
     "registered_groups",
     "group_of_name",
-    "resolved_group",
     "process_rank_in_group",
     "ranks_of_group",
 )
@@ -91,7 +90,6 @@ def _registered_groups() -> None:
     with group(4, fake=True) as name:
         with private.registered_groups({"mine": 2}):
             expect(private.group_of_name("mine").size() == 2, "a group can be given a name")
-            expect(private.resolved_group("mine").size() == 2, "and is found by it")
             expect(private.process_rank_in_group("mine") == 0, "and knows this process rank's rank")
         expect(private.process_rank_in_group(name) == 0, "so does the default group")
         expect(private.ranks_of_group(name) == (0, 1, 2, 3), "its process ranks are known")
