@@ -41,10 +41,6 @@ finds schedules with less memory.
 """
 _NOTICEABLY_LESS = 0.98
 """Share of the peak as captured below which another order of the compute is taken for it."""
-_SLACKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Slacks within which the least memory is sought, as far as they are smaller than the stated
-one.
-"""
 _TRIED_AGAIN = 3
 """Partitions that are laid out again under the next memory cap, the fastest first."""
 
@@ -260,16 +256,16 @@ class Climb:
         """Return a search around the schedule with the least memory within a step time, of as many
         with the fewest launches; ``fastest_ticks``: the least step time.
 
-        Shorter step times are looked at, too: where a start is slower and smaller, it may not
-        become as small as a faster one. So a larger slack never has more memory.
+        With a slack above the default every schedule of the front is a start: one that is slower
+        and smaller may not become as small as a faster one.
         """
-        limits = [int(fastest_ticks * (1 + slack)) for slack in _SLACKS]
-        found = []
-        for limit in (*(ticks for ticks in limits if ticks < limit_ticks), limit_ticks):
-            start = self.smallest(limit)
-            assert start is not None, "the fastest is within each limit"
-            found.append(self.lowered(start, limit))
-        return min(found, key=_memory_and_launches)
+        smallest = self.smallest(limit_ticks)
+        assert smallest is not None, "the fastest is within the limit"
+        starts = [smallest]
+        if limit_ticks > fastest_ticks * (1 + _MOST_LEFT):
+            known = (*self.base.front, *self.moved)
+            starts += (f for f in known if f.candidate.figures.step_time_ticks <= limit_ticks)
+        return min((self.lowered(start, limit_ticks) for start in starts), key=_memory_and_launches)
 
     def _with_orders(self, caps: Caps) -> None:
         """Search around the compute as captured, and around better orders of it."""
