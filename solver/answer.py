@@ -175,8 +175,8 @@ def result_of(
         )
     others = task.made if given is None else (*task.made, given)
     fastest = min((other.step_time_ticks for other in others if other.fits), default=None)
-    is_first = scored is not None and scored.fits
-    if fastest is not None and not (is_first and answer.fastest_ticks <= fastest):
+    fits = scored is not None and scored.fits
+    if fastest is not None and not (fits and answer.fastest_ticks <= fastest):
         answer = replace(answer, limit_ticks=slack_limit(fastest, task.options, others))
     best = never_worse(scored, others, answer.limit_ticks)
     return (

@@ -3,7 +3,6 @@
 import argparse
 import os
 import platform
-import re
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -126,8 +125,8 @@ def lines_of(grid: Grid) -> list[Line]:
 def opened(args: argparse.Namespace, axes: Sequence[Axis] = ()) -> Iterator[tuple[Store, str]]:
     """Yield the study that ``-o`` names, made where there is none, and the name of this run in it.
 
-    If the body refuses the questions, nothing of a new study stays, and the error names options of
-    ``axes`` as ``--vary`` states them.
+    If the body refuses the questions, nothing of a new study stays, and the error says which
+    options that it names ``--vary`` states, by ``axes``.
     """
     directory = (
         Path(args.out)
@@ -142,13 +141,10 @@ def opened(args: argparse.Namespace, axes: Sequence[Axis] = ()) -> Iterator[tupl
         yield store, run_id
     except InputError as error:
         store.remove_if_empty()
-        text = str(error)
-        for axis in axes:
-            flag = re.escape(f"--{axis.name.replace('_', '-')}")
-            value = "|".join(map(re.escape, axis.values))
-            text = re.sub(rf"{flag} (?=(?:{value})(?!\w))", f"--vary {axis.name}=", text)
-            text = re.sub(rf"{flag}(?![\w-])", f"--vary {axis.name}", text)
-        raise InputError(text) from None
+        words = {word.strip(".,:;()") for word in str(error).split()}
+        named = [axis.name for axis in axes if f"--{axis.name.replace('_', '-')}" in words]
+        stated = f" (stated by --vary {', '.join(named)})" if named else ""
+        raise InputError(f"{error}{stated}") from None
 
 
 def run_what_if(args: argparse.Namespace, stdout: TextIO) -> None:

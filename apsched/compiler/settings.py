@@ -361,24 +361,22 @@ def _check_cost_model(model: object) -> None:
         )
 
 
-_PATHS = {
-    "schedule": "a path, a sequence of paths",
-    "start": "a path, a sequence of paths, True",
-    "cache": "a path, True, False",
-}
-"""Setting -> its values other than ``None``."""
+_PATHS = {"schedule": (True, False), "start": (True, True), "cache": (False, True)}
+"""Setting with a path -> whether it may have several, and whether it may be True or False."""
 
 
 def _check_paths(name: str, stated: object) -> None:
     """Raise InputError if the setting ``name`` has no value of :data:`_PATHS`."""
-    expected = _PATHS[name]
-    if stated is None or (isinstance(stated, bool) and "True" in expected):
+    several, switch = _PATHS[name]
+    if stated is None or (switch and isinstance(stated, bool)):
         return
-    several = (
-        "sequence" in expected and isinstance(stated, Sequence) and not isinstance(stated, str)
-    )
-    paths = stated if several and isinstance(stated, Sequence) else (stated,)
+    paths: Sequence[object] = (stated,)
+    if several and isinstance(stated, Sequence) and not isinstance(stated, str):
+        paths = stated
     if not all(isinstance(path, str | PathLike) for path in paths):
+        expected = (
+            f"a path{', a sequence of paths' if several else ''}{', True, False' if switch else ''}"
+        )
         raise InputError(f"{name}: expected {expected} or None; found {stated!r}")
 
 

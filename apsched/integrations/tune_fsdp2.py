@@ -105,10 +105,11 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
         fully_shard(model, mp_policy=policy)
         print(apsched.tune_fsdp2(model, (tokens,), cluster="h100"))
 
-    Call it on every process rank, before the first step. The step ``model(*inputs)``
-    is captured with fake tensors on the host, with the units, the mixed precision and the
-    resharding passed to ``fully_shard``. One process rank solves, and all ranks apply the same
-    settings, by public setters alone. Losses and weights stay the same, bit for bit.
+    Call it on every process rank, before the first step. The step ``model(*inputs)``, or
+    ``model(**inputs)`` for a mapping, is captured with fake tensors on the host, with the units,
+    the mixed precision and the resharding passed to ``fully_shard``. One process rank solves, and
+    all ranks apply the same settings, by public setters alone. Losses and weights stay the same,
+    bit for bit.
 
     Parameters
     ----------

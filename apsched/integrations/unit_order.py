@@ -54,7 +54,9 @@ def as_units_run(problem: Problem, caps: Caps, answer: SolveResult, units: Units
 
 
 def _moved(problem: Problem, caps: Caps, one: Scored, units: Units) -> Scored:
-    """Return a schedule in which the units run as in FSDP2; ``one`` itself where it can't be."""
+    """Return ``one`` with the units as FSDP2 runs them; with the caps or data dependences that this
+    breaks as its violations, where it cannot be.
+    """
     if problem.name == "forward":
         schedule = _gathered_first(problem, one.schedule, units[0] if units else ())
     else:
@@ -87,10 +89,11 @@ def _reduced_in_order(problem: Problem, schedule: Schedule, units: Units) -> Sch
     launched = [(_of(problem, served, unit), _of(problem, touched, unit)) for unit in units]
     launched = [one for one in launched if one[0]]
     steps = list(schedule.steps)
+    places = {step: place for place, step in enumerate(steps)}
     for k in range(1, len(launched)):
         (before, _), (own, related) = launched[k - 1 : k + 1]
-        end = 1 + max(place for place, step in enumerate(steps) if step in before)
-        if not own & set(steps[:end]):
+        end = 1 + max(places[step] for step in before)
+        if min(places[step] for step in own) >= end:
             continue
         following = launched[k + 1][0] if k + 1 < len(launched) else set()
         launches = [step for step in steps[:end] if step in own]
@@ -103,6 +106,7 @@ def _reduced_in_order(problem: Problem, schedule: Schedule, units: Units) -> Sch
             *results,
             *steps[until:],
         ]
+        places = {step: place for place, step in enumerate(steps)}
     return replace(schedule, steps=tuple(steps))
 
 

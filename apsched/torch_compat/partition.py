@@ -4,6 +4,7 @@ import contextlib
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,11 @@ from apsched.fx.collectives import is_wait_tensor
 from apsched.torch_compat.version import check_torch_version
 
 check_torch_version()
+
+_without_code = partial(_use_lazy_graph_module, True)
+"""Has torch make the code of a graph at its first call: most are never run, and it is a fifth of the
+time (torch/fx/_lazy_graph_module.py).
+"""
 
 
 @contextlib.contextmanager
@@ -132,15 +138,6 @@ def partitioned_graphs(
         with _symbols_for_data():
             trace(ignore_shape_env=True)  # sizes of inputs are as they are
     return graphs["forward"], graphs.get("backward"), num_outputs
-
-
-@contextlib.contextmanager
-def _without_code() -> Iterator[None]:
-    """Have torch make the code of a graph at its first call: most are never run, and it is a fifth
-    of the time (torch/fx/_lazy_graph_module.py).
-    """
-    with _use_lazy_graph_module(True):
-        yield
 
 
 def _log_no_graphs(joint: Any) -> None:

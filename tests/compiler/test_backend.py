@@ -259,7 +259,7 @@ def test_inputs_are_freed_at_their_last_use(mesh, run_graphs):
         ({"deadline_s": "x"}, "deadline_s: expected a finite number of seconds above 0, or None"),
         ({"schedule": 5}, "schedule: expected a path, a sequence of paths or None; found 5"),
         ({"schedule": [5]}, r"schedule: expected a path, .* found \[5\]"),
-        ({"start": 5}, "start: expected a path, a sequence of paths, True or None; found 5"),
+        ({"start": 5}, "start: expected a path, a sequence of paths, True, False or None"),
         ({"cache": 5}, "cache: expected a path, True, False or None; found 5"),
         ({"reserve": 2}, "reserve: expected a share between 0 and 1, such as 0.05; found 2"),
         ({"reserve": "200%"}, "reserve: expected a share between 0 and 1"),

@@ -191,11 +191,11 @@ def test_table_and_report_name_values_alike(run: Run, debug_graphs: dict[str, Pa
 @pytest.mark.parametrize(
     ("vary", "message"),
     [
-        ("seq=128", "is a graph file; leave --vary seq out"),
-        ("mesh=fsdp=2", "is a graph file; leave --vary mesh out"),
+        ("seq=128", "is a graph file; leave --seq out (stated by --vary seq)"),
+        ("mesh=fsdp=2", "is a graph file; leave --mesh out (stated by --vary mesh)"),
         ("cluster=h100,foo", "foo"),
         ("costs=nope", "nope"),
-        ("keep=all", "--vary keep"),
+        ("keep=all", "(stated by --vary keep)"),
     ],
 )
 def test_a_refused_study_leaves_no_files(
