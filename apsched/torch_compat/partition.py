@@ -22,8 +22,8 @@ from apsched.torch_compat.version import check_torch_version
 check_torch_version()
 
 _without_code = partial(_use_lazy_graph_module, True)
-"""Has torch make the code of a graph at its first call: most are never run, and it is a fifth of the
-time (torch/fx/_lazy_graph_module.py).
+"""Has torch make the code of a graph at its first call: most are never run, and it is a fifth of
+the time (torch/fx/_lazy_graph_module.py).
 """
 
 
