@@ -121,8 +121,11 @@ def slack_limit(time_ticks: int, options: SolveOptions, made: tuple[Scored, ...]
 
 
 def near_enough(bound: TimeBound, options: SolveOptions) -> int:
-    """Return the step time at which the search stops: memory and launches may use the rest."""
-    return int(bound.ticks * (1 + options.time_slack / 2))
+    """Return the step time at which the search stops: memory and launches may use the rest. It does
+    not rise where a memory cap is looser, so that a tighter one never searches longer.
+    """
+    ticks = bound.ticks if bound.monotone_ticks is None else bound.monotone_ticks
+    return int(ticks * (1 + options.time_slack / 2))
 
 
 def rescored(instance: Instance, best: Scored | None) -> Scored | None:

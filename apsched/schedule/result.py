@@ -49,6 +49,7 @@ class BoundSource(StrEnum):
     BETWEEN_COLLECTIVES = "compute between collectives on the path"
     PATHS = "paths"
     WEIGHED_ALONG_PATHS = "buckets weighed along paths"
+    MEMORY_ALONG_PATHS = "buckets and memory weighed along paths"
     WEIGHED_ALONG_CHAIN = "buckets weighed along a chain"
     TWO_CHAINS = "two chains between collectives"
     WEIGHED = "launches and copies against transfers"

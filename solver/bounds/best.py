@@ -21,7 +21,7 @@ from apsched.solver.bounds.contention import shared_bound
 from apsched.solver.bounds.linear_program import costs_of, lp_bound
 from apsched.solver.bounds.paths.bound import path_bound
 from apsched.solver.bounds.step_time import TimeBound, least_work, step_time_bound, work_bound
-from apsched.solver.bounds.tighten import tighten
+from apsched.solver.bounds.tighten import free_bytes, tighten
 
 _BUSY = 0.6
 """Share of the best bound that the transfers of some stream take, from which on their buckets are
@@ -50,13 +50,30 @@ def _weighed(at: InOneOrder) -> TimeBound:
 
 
 def _along_paths(at: InOneOrder) -> TimeBound:
-    """Return the bound of paths: a reduction that the caps have waited for sooner is still one."""
-    arrays = replace(at.forced.arrays, need_slot=at.loose.arrays.need_slot)
-    return path_bound(replace(at.forced, arrays=arrays))
+    return path_bound(_for_paths(at))
 
 
 FIXED_ORDER: tuple[Callable[[InOneOrder], TimeBound], ...] = (_critical, _weighed, _along_paths)
-"""The bounds for one order of the compute; of equal ones the first is named."""
+"""The bounds for one order of the compute that never rise where a memory cap is looser; of equal
+ones the first is named.
+"""
+
+
+def _in_memory(at: InOneOrder) -> TimeBound | None:
+    """Return the bound of paths with rows of memory, None without a cap. How near it comes to the
+    best one depends on the cap.
+    """
+    instance = _for_paths(at)
+    room = free_bytes(instance)
+    return None if room is None else path_bound(instance, room=room)
+
+
+def _for_paths(at: InOneOrder) -> Instance:
+    """Return the instance with the forced slots, but for the needs of reductions: one that the caps
+    have waited for sooner is still one.
+    """
+    arrays = replace(at.forced.arrays, need_slot=at.loose.arrays.need_slot)
+    return replace(at.forced, arrays=arrays)
 
 
 def _of_one_machine(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
@@ -122,7 +139,11 @@ def fixed_order_bound(instance: Instance) -> TimeBound:
         return _compute_only(instance)
     loose = without_copies(instance)
     at = InOneOrder(loose=loose, forced=tighten(loose))
-    return max((bound(at) for bound in FIXED_ORDER), key=lambda b: b.ticks)
+    best = max((bound(at) for bound in FIXED_ORDER), key=lambda b: b.ticks)
+    in_memory = _in_memory(at)
+    if in_memory is None or in_memory.ticks <= best.ticks:
+        return best
+    return replace(in_memory, monotone_ticks=best.ticks)
 
 
 def any_order_bound(instance: Instance, orders: Orders) -> TimeBound:

@@ -62,6 +62,8 @@ class TimeBound:
 
     ticks: int
     source: str
+    monotone_ticks: int | None = None
+    """The best of the bounds that never rise where a memory cap is looser, where that differs."""
 
 
 def step_time_bound(instance: Instance) -> TimeBound:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from apsched.solver.arrays.instance import Instance
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, REDUCE_SCATTER, ProblemArrays
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, REDUCE_SCATTER, Ints, ProblemArrays
 from apsched.solver.bounds.step_time import least_live_bytes
 
 
@@ -22,9 +22,10 @@ def tighten(instance: Instance) -> Instance:
     """
     arrays = instance.arrays
     arrays = replace(arrays, need_slot=np.minimum(arrays.need_slot, arrays.wait_last))
-    if instance.caps.memory_cap_bytes is None or not len(arrays.kind):
-        return replace(instance, arrays=arrays)
-    free = instance.caps.memory_cap_bytes - least_live_bytes(arrays)  # at each compute node
+    instance = replace(instance, arrays=arrays)
+    free = free_bytes(instance)
+    if free is None or not len(arrays.kind):
+        return instance
     num_compute = len(arrays.compute_ticks)
     ready, need = arrays.ready_slot.copy(), arrays.need_slot.copy()
     for c in range(len(arrays.kind)):
@@ -50,6 +51,14 @@ def tighten(instance: Instance) -> Instance:
             if len(short):
                 ready[c] += short[-1] + 1
     return replace(instance, arrays=replace(arrays, ready_slot=ready, need_slot=need))
+
+
+def free_bytes(instance: Instance) -> Ints | None:
+    """Return the bytes under the memory cap that are not surely in use, at each compute node and at
+    the output; None without a cap.
+    """
+    cap = instance.caps.memory_cap_bytes
+    return None if cap is None else cap - least_live_bytes(instance.arrays)
 
 
 def holds_output(arrays: ProblemArrays, c: int) -> bool:

@@ -1,12 +1,10 @@
 """A bound on step time that lets each collective be in one bucket, or alone, on all paths at once:
-``docs/formulation.md``, (W1) to (W5).
+``docs/formulation.md``, (W1) to (W6).
 
 For any weights on the paths through a schedule, the mean of the paths is a bound if the buckets are
 those that make it least. An LP proposes weights by all buckets that were cheapest so far (cutting
 planes); the result is the best mean of any round, so the LP proves nothing.
 """
-
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +12,7 @@ from ortools.linear_solver import pywraplp
 
 from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.problem_arrays import Ints
 from apsched.solver.bounds.paths.bucket_costs import bucket_costs
 from apsched.solver.bounds.paths.network import BEGINNING, END, SHIFT, TAIL, Network, network
 from apsched.solver.bounds.paths.path_work import PathWork
@@ -24,8 +23,10 @@ Floats = npt.NDArray[np.float64]
 
 
 _MOST_ROUNDS = 80
-_MOST_PIVOTS = 4_000
-"""Limit of one LP; where that is not enough the weights found so far stand."""
+_MOST_BYTE_PRICE = 4.0
+"""Limit of the price of a byte in memory, as a multiple of its transfer at the least rate: at a
+full slot any price is valid.
+"""
 _CLOSE = 2e-5
 """Share of the bound that further rounds may still win when they stop."""
 _LEAST_STEP = 0.2
@@ -34,15 +35,18 @@ _US = 1e-3
 """Ticks in the LP are microseconds."""
 
 
-def path_bound(instance: Instance, work: PathWork | None = None) -> TimeBound:
+def path_bound(
+    instance: Instance, work: PathWork | None = None, room: Ints | None = None
+) -> TimeBound:
     """Return the best Lagrangian of the paths that is found; ``work`` is the compute along them,
-    without it that of ``instance`` in its order.
+    without it that of ``instance`` in its order. ``room`` tells the bytes that are free at each
+    compute node in every schedule: gathers fit there.
     """
     parts = bucket_costs(instance)
     if not parts:
         return TimeBound(ticks=0, source=BoundSource.PATHS)
     work = PathWork.in_order(instance.arrays) if work is None else work
-    net = network(instance, parts, work)
+    net = network(instance, parts, work, room)
     priced = pricings(net, work, parts)
     master = _Master(net, len(priced))
     flow = np.zeros(net.num_arcs)
@@ -56,12 +60,13 @@ def path_bound(instance: Instance, work: PathWork | None = None) -> TimeBound:
             best, best_flow = value, flow
         for k, answer in enumerate(answers):
             master.cut(k, answer.added)
-        solved = master.solve()
-
-        if solved is None or solved[0] - best <= _CLOSE * max(best, 1.0):
+        enough = best + _CLOSE * max(best, 1.0)
+        solved = master.solve(enough)
+        if solved is None:
             break
-        flow = best_flow + step * (solved[1] - best_flow)
-    return TimeBound(ticks=int(best * (1 - 1e-9)), source=BoundSource.WEIGHED_ALONG_PATHS)
+        flow = best_flow + step * (solved - best_flow)
+    source = BoundSource.WEIGHED_ALONG_PATHS if room is None else BoundSource.MEMORY_ALONG_PATHS
+    return TimeBound(ticks=int(best * (1 - 1e-9)), source=source)
 
 
 class _Master:
@@ -69,10 +74,12 @@ class _Master:
 
     def __init__(self, net: Network, num_parts: int) -> None:
         self.net = net
-        self.solver = pywraplp.Solver.CreateSolver("GLOP")
-        self.solver.SetSolverSpecificParametersAsString(f"max_number_of_iterations: {_MOST_PIVOTS}")
+        self.solver = pywraplp.Solver.CreateSolver("CLP")  # GLOP fails on some of these
         infinity = self.solver.infinity()
         self.arcs = [self.solver.NumVar(0, infinity, "") for _ in range(net.num_arcs)]
+        if net.has_rows:
+            for arc in self.arcs[net.block("memory")]:
+                arc.SetUb(_MOST_BYTE_PRICE)
         self.parts = [self.solver.NumVar(-infinity, infinity, "") for _ in range(num_parts)]
         objective = self.solver.Objective()
         for arc, ticks in zip(self.arcs, net.constant.tolist(), strict=True):
@@ -80,6 +87,9 @@ class _Master:
         for part in self.parts:
             objective.SetCoefficient(part, 1.0)
         objective.SetMaximization()
+        from_last, from_scratch = pywraplp.MPSolverParameters(), pywraplp.MPSolverParameters()
+        from_last.SetIntegerParam(from_last.PRESOLVE, from_last.PRESOLVE_OFF)
+        self.ways = from_last, from_scratch
         self._conserve()
 
     def _conserve(self) -> None:
@@ -109,11 +119,11 @@ class _Master:
         first = net.block("flow", start, end).start
         row = self._row(0.0)
         self._add(row, [first + i], -1.0)
-        leaving = (
-            [net.block("shift" if end == SHIFT else "leave", start, end).start + i]
-            if end != END
-            else []
-        )
+        leaving = [
+            net.block(what, start, end).start + i
+            for what in ("shift", "leave", "leave_for_all")
+            if (what, start, end) in net.offset
+        ]
         self._add(row, leaving, -1.0)
         if i:
             self._add(row, [first + i - 1], 1.0)
@@ -185,29 +195,18 @@ class _Master:
         for arc in np.nonzero(added)[0].tolist():
             row.SetCoefficient(self.arcs[arc], -float(added[arc]) * _US)
 
-    def solve(self) -> tuple[float, Floats] | None:
-        """Return the value in ticks and the weights, or None where the LP fails."""
-        if not any(
-            self.solver.Solve(parameters) == pywraplp.Solver.OPTIMAL
-            for parameters in _ways_to_solve()
-        ):
-            return None
-        weights = np.array([max(arc.solution_value(), 0.0) for arc in self.arcs])
-        return self.solver.Objective().Value() / _US, weights
+    def solve(self, enough: float) -> Floats | None:
+        """Return the best weights, or None where they allow no more than ``enough`` ticks, or the
+        LP fails.
 
-
-def _ways_to_solve() -> Iterator[pywraplp.MPSolverParameters]:
-    """Yield from where the last LP stood; with presolve; and from scratch by the dual simplex, for
-    those that go round in circles.
-    """
-    for presolve, dual in ((False, False), (True, False), (False, True)):
-        parameters = pywraplp.MPSolverParameters()
-        if not presolve:
-            parameters.SetIntegerParam(parameters.PRESOLVE, parameters.PRESOLVE_OFF)
-        if dual:
-            parameters.SetIntegerParam(parameters.INCREMENTALITY, parameters.INCREMENTALITY_OFF)
-            parameters.SetIntegerParam(parameters.LP_ALGORITHM, parameters.DUAL)
-        yield parameters
+        From where the last LP stood CLP is fast, and sometimes ends too early: then it begins from
+        scratch.
+        """
+        for way in self.ways:
+            solved = self.solver.Solve(way) == pywraplp.Solver.OPTIMAL
+            if solved and self.solver.Objective().Value() / _US > enough:
+                return np.array([max(arc.solution_value(), 0.0) for arc in self.arcs])
+        return None
 
 
 def _all(block: slice) -> list[int]:

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from apsched.solver.arrays.instance import Instance
-from apsched.solver.arrays.problem_arrays import Bools, Ints
+from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 from apsched.solver.bounds.paths.price_lines import lines_below
 from apsched.solver.bounds.step_time import copy_rest, least_rate
+from apsched.solver.bounds.tighten import holds_output
 
 Floats = npt.NDArray[np.float64]
 
@@ -52,6 +53,10 @@ class BucketCosts:
     reduction; at most the least rate.
     """
     bucketable: Bools
+    held_share: float
+    """Bytes that a member holds from its launch to its need, at least, for each of ``size_bytes``;
+    0 for reductions.
+    """
 
 
 def bucket_costs(instance: Instance) -> list[BucketCosts]:
@@ -103,7 +108,15 @@ def _bucket_costs(instance: Instance, index: Ints, slot: Ints, gathers: bool) ->
         lines=lines,
         copy_rate=min(float(copied.min(initial=np.inf)), float(lines[:, 1].min())) * (1 - 1e-12),
         bucketable=arrays.bucketable[index] & bucketable,
+        held_share=_held_share(arrays, index) if gathers else 0.0,
     )
+
+
+def _held_share(arrays: ProblemArrays, index: Ints) -> float:
+    held = [arrays.output_bytes[c] if holds_output(arrays, c) else 0 for c in index.tolist()]
+    size = arrays.size_bytes[index]
+    shares = np.array(held, dtype=np.float64)[size > 0] / size[size > 0]
+    return float(shares.min()) * (1 - 1e-12) if len(shares) else 0.0
 
 
 def _lines(instance: Instance, key: int) -> tuple[Floats, bool]:

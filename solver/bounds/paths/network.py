@@ -18,10 +18,13 @@ and by their ends, since a reduction is launched before the end of the compute s
 suffix of its stream or transferred in it: END, a stream, or SHIFT (the path goes on as ON_PATH at
 R_x: nothing about reductions).
 
+Under a memory cap a path to a stream may also end with all that is launched on it behind R_j,
+gathers too, and each sampled slot has a row of memory: the gathers that are launched before it and
+needed behind it fit beside all that is surely alive at the compute node before it.
+
 A vector of weights on the arcs that sum to one path is a flow from the beginning to the end.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -47,6 +50,8 @@ transfers are not counted).
 """
 _ENDS = 10
 """Gaps at either end that are always taken."""
+_TIGHT = 8
+"""So many compute nodes with the least room have a row of memory in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +73,12 @@ class Network:
     leaps: tuple[tuple[int, int], ...]
     """Positions (from R, to E) of on-path collectives that reach across sampled slots."""
     has_on_path: bool
+    byte_ticks: float
+    """Ticks for a byte in a row of memory, so that weights are about 1: the least rate of any
+    transfer.
+    """
+    has_rows: bool
+    """Whether there are rows of memory."""
 
     @property
     def num_arcs(self) -> int:
@@ -84,6 +95,14 @@ class Network:
         """The possible ends of a path."""
         return END, *self.suffix_streams, *((SHIFT,) if self.has_on_path else ())
 
+    def leaves_for_all(self, stream: int) -> list[slice]:
+        """Return the arcs of paths that end with all that is launched on ``stream``."""
+        return [
+            self.block(what, start, end)
+            for what, start, end in self.offset
+            if what == "leave_for_all" and end == stream
+        ]
+
     def block(self, what: str, start: int = 0, end: int = 0) -> slice:
         """Return the arcs of a block."""
         first = self.offset[what, start, end]
@@ -91,20 +110,24 @@ class Network:
 
 
 # Blocks. "flow": E_i -> R_{i+1}. "enter": a path begins with a prefix, at E_i; "enter_tail": it
-# counts the last copy-out. "leave": it ends with a suffix, at R_i. "shift": R_i, to the ON_PATH
-# class. Of that class: "path" E_i -> R_{i+1}; "stall" R_i -> E_i; "path_enter"; "path_leave";
-# "rejoin": E_i, to TAIL. "leap": R_i -> E_j. "whole": a stream.
+# counts the last copy-out. "leave": it ends with a suffix, at R_i; "leave_for_all": with all that
+# is launched behind R_i. "shift": R_i, to the ON_PATH class. Of that class: "path" E_i -> R_{i+1};
+# "stall" R_i -> E_i; "path_enter"; "path_leave"; "rejoin": E_i, to TAIL. "leap": R_i -> E_j.
+# "memory": the row of slot i. "whole": a stream.
 
 
-def network(instance: Instance, parts: list[BucketCosts], work: PathWork) -> Network:
-    """Return the network for gathers and reductions ``parts``, with the compute ``work``."""
+def network(
+    instance: Instance, parts: list[BucketCosts], work: PathWork, room: Ints | None = None
+) -> Network:
+    """Return the network for gathers and reductions ``parts``, with the compute ``work``, and rows
+    of memory where ``room`` tells the free bytes at each compute node.
+    """
     prefix, suffix = (
         _busy_streams([p for p in parts if p.gathers == gathers]) for gathers in (True, False)
     )
     weights = _OnPath(instance)
-    slots = _sample(
-        (p.slot for p in parts), weights.leap_slots(), len(instance.arrays.compute_ticks)
-    )
+    last = len(instance.arrays.compute_ticks)
+    slots = _sample(parts, [0, last, *weights.leap_slots(), *_tight_slots(room)])
     offset: dict[Arc, int] = {}
     size = 0
 
@@ -118,6 +141,8 @@ def network(instance: Instance, parts: list[BucketCosts], work: PathWork) -> Net
             add("flow", start, end)
             if end != END:
                 add("shift" if end == SHIFT else "leave", start, end)
+            if room is not None and end in prefix:
+                add("leave_for_all", start, end)
         for s in prefix:
             add("enter", s, end)
             if end != SHIFT:
@@ -133,6 +158,8 @@ def network(instance: Instance, parts: list[BucketCosts], work: PathWork) -> Net
             add("path_leave", s)
     leaps = weights.leaps(slots)
     add("leap", length=len(leaps))
+    if room is not None:
+        add("memory")
     for s in sorted({*prefix, *suffix}):
         add("whole", s, length=1)
     made = Network(
@@ -143,7 +170,11 @@ def network(instance: Instance, parts: list[BucketCosts], work: PathWork) -> Net
         suffix_streams=suffix,
         leaps=tuple((a, b) for a, b, _ in leaps),
         has_on_path=weights.exists,
+        byte_ticks=min((float(p.lines[:, 1].min()) for p in parts), default=0.0) or 1.0,
+        has_rows=room is not None,
     )
+    if room is not None:
+        made.constant[made.block("memory")][1:] = -made.byte_ticks * room[slots[1:] - 1]
     _fill(instance, made, parts, work, weights, [w for _, _, w in leaps])
     return made
 
@@ -156,14 +187,21 @@ def _busy_streams(parts: list[BucketCosts]) -> tuple[int, ...]:
     return tuple(s for s in sorted(load) if load[s] >= _IDLE_SHARE * max(load.values()))
 
 
-def _sample(wanted: Iterable[Ints], leap_slots: list[int], last: int) -> Ints:
-    distinct = np.unique(np.concatenate(list(wanted)))
+def _tight_slots(room: Ints | None) -> list[int]:
+    """Return the slots behind the compute nodes with the least ``room``."""
+    if room is None:
+        return []
+    return [int(k) + 1 for k in np.argsort(room[:-1], kind="stable")[:_TIGHT]]
+
+
+def _sample(parts: list[BucketCosts], others: list[int]) -> Ints:
+    distinct = np.unique(np.concatenate([p.slot for p in parts]))
     if len(distinct) > _MOST_GAPS:
         spread = distinct[
             np.linspace(0, len(distinct) - 1, _MOST_GAPS - 2 * _ENDS).round().astype(np.int64)
         ]
         distinct = np.concatenate((distinct[:_ENDS], spread, distinct[-_ENDS:]))
-    return np.unique(np.concatenate((distinct, np.array([0, last, *leap_slots], dtype=np.int64))))
+    return np.unique(np.concatenate((distinct, np.array(others, dtype=np.int64))))
 
 
 class _OnPath:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from apsched.solver.arrays.problem_arrays import Bools, Ints
 from apsched.solver.bounds.paths.bucket_costs import BucketCosts
 from apsched.solver.bounds.paths.cheapest_buckets import cheapest_buckets
+from apsched.solver.bounds.paths.launches import Prices, add_launches, with_launches
 from apsched.solver.bounds.paths.network import BEGINNING, END, SHIFT, Network
 from apsched.solver.bounds.paths.path_work import PathWork
 
@@ -74,12 +75,17 @@ class Pricing:
 
     def price(self, flow: Floats) -> Priced:
         """Return the cheapest buckets where each arc has the weight ``flow``."""
-        p = self.part
-        ticks, head, line = cheapest_buckets(
-            *(self._gather_prices(flow) if p.gathers else self._reduction_prices(flow)),
-            p.bucketable,
-        )
-        return Priced(ticks=ticks, added=self.added(head, line))
+        p, need = self.part, self.places.before
+        prices = self._gather_prices(flow) if p.gathers else self._reduction_prices(flow)
+        if not (p.gathers and self.net.has_rows):
+            ticks, head, line = cheapest_buckets(*prices, p.bucketable)
+            return Priced(ticks=ticks, added=self.added(head, line))
+        prices, launches = with_launches(self.net, p, need, flow, prices)
+        ticks, head, option = cheapest_buckets(*prices, p.bucketable)
+        line = launches.lines(option)
+        added, place = self.added(head, line), launches.of_members(head, option)
+        add_launches(self.net, p, need, place, self._loads(head, line)[2], added)
+        return Priced(ticks=ticks, added=added)
 
     def added(self, head: Ints, line: Ints) -> Floats:
         """Return the costs that buckets add to each arc: ``head`` is the head that a member rides
@@ -89,7 +95,7 @@ class Pricing:
             self._gathers_add(head, line) if self.part.gathers else self._reductions_add(head, line)
         )
 
-    def _gather_prices(self, flow: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    def _gather_prices(self, flow: Floats) -> Prices:
         """Return the rate and the fee of each head, and for each member its bytes, the cost that it
         adds as a rider, and its price alone.
         """
@@ -163,14 +169,18 @@ class Pricing:
         own, from_start = ([net.block("flow", c, e) for e in net.ends] for c in (s, BEGINNING))
         return [net.block("enter", s, e) for e in net.ends], tails, own, from_start
 
-    def _reduction_prices(self, flow: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    def _reduction_prices(self, flow: Floats) -> Prices:
         """Return the same for reductions."""
         net, p, at = self.net, self.part, self.places
         num_slots, whole = len(net.slots), net.offset["whole", p.stream, 0]
         leave, to_end, to_suffix = self._reduction_blocks()
         enter_end, enter_suffix = _entering(net, END), _entering(net, p.stream)
-        leaving = _total(flow, leave, num_slots)
-        transferred = np.concatenate(([0.0], np.cumsum(leaving)))[at.before + 1] + flow[whole]
+        leaving, for_all = (
+            _total(flow, blocks, num_slots) for blocks in (leave, net.leaves_for_all(p.stream))
+        )
+        transferred = (
+            np.concatenate(([0.0], np.cumsum(leaving + for_all)))[at.before + 1] + flow[whole]
+        )
         finished, passing = (
             at.passing(_total(flow, blocks, num_slots), _total(flow, enter, num_slots))
             for blocks, enter in ((to_end, enter_end), (to_suffix, enter_suffix))
@@ -221,10 +231,12 @@ class Pricing:
         )
         edge = np.where(rides, np.where(heads, edge_shared, 0.0), edge_alone)
         added = np.zeros(net.num_arcs)
-        suffix = np.cumsum(at.at(load, at.before)[::-1])[::-1] + at.at_exact(edge)
+        suffix = np.cumsum(at.at(load, at.before)[::-1])[::-1]
         leave, to_end, to_suffix = self._reduction_blocks()
-        for block in leave:
+        for block in net.leaves_for_all(p.stream):
             added[block] += suffix
+        for block in leave:
+            added[block] += suffix + at.at_exact(edge)
         for blocks, entering, ticks in (
             (to_end, END, work + p.epilogue),
             (to_suffix, p.stream, before_suffix),
