@@ -42,3 +42,8 @@ class AgreementError(ApschedError):
     """Process ranks of a job would run different launches, or one of them does not answer; the
     message names it.
     """
+
+    def __init__(self, message: str, *, is_silent: bool = False) -> None:
+        """``is_silent``: one of them does not answer."""
+        super().__init__(message)
+        self.is_silent = is_silent

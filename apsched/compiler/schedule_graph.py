@@ -23,6 +23,7 @@ from apsched.pipeline.result import Result
 from apsched.quantities import show_bytes, show_us
 from apsched.report.assumed_sizes import assumed_text
 from apsched.schedule.result import captured_of
+from apsched.torch_compat.graphs import is_compiled_again
 from apsched.units import ticks_to_us
 from apsched.writeback.hold_order import hold_order
 
@@ -139,6 +140,7 @@ def all_or_none(
         try:
             result, launches = attempt(agreement)
         except Exception as error:
+            refuse_lone_compilation(error)
             kept_as_it_was(as_it_was, error, settings, name)
             result, kept = as_it_was, str(in_words(error, process_rank()))
             if agreement is not None:
@@ -148,10 +150,25 @@ def all_or_none(
         try:
             agreement.check(launches, kept)
         except AgreementError as error:
+            refuse_lone_compilation(error)
             if not kept:
                 kept_as_it_was(as_it_was, error, settings, name)
             return as_it_was
     return result
+
+
+def refuse_lone_compilation(error: Exception) -> None:
+    """Raise ``error`` where this process rank compiles code again, and others do not answer: they
+    may run the scheduled code of before, which launches otherwise than the graph as it was.
+    """
+    if isinstance(error, AgreementError) and error.is_silent and is_compiled_again():
+        raise AgreementError(
+            f"{error}. This process rank compiles this code again, since sizes changed. Where the"
+            " others run their code of before, a fallback here would launch other collectives:"
+            " compile with torch.compile(..., dynamic=True), or give all process ranks the same"
+            " sizes",
+            is_silent=True,
+        ) from error
 
 
 def kept_as_it_was(it: T, error: Exception, settings: Settings, name: str) -> T:

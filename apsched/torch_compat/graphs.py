@@ -36,6 +36,16 @@ def strided_shard(dim: int, split_factor: int) -> Any:
     return _StridedShard(dim, split_factor=split_factor)
 
 
+def is_compiled_again() -> bool:
+    """Whether Dynamo compiles code that it has compiled before, for other sizes
+    (torch/_guards.py, CompileContext).
+    """
+    from torch._guards import CompileContext
+
+    current = CompileContext.current_compile_id()
+    return current is not None and bool(current.frame_compile_id)
+
+
 def process_group_names() -> dict[str, tuple[int, ...]]:
     """Return group name -> process ranks, of the groups this process rank is in
     (torch/distributed/distributed_c10d.py, _world).

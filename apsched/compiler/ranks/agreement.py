@@ -23,8 +23,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -63,6 +64,23 @@ _ABOUT = {
 }
 _AGAIN = "compile again"
 """A finding that is no error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The answer of all process ranks to a question about a graph."""
+
+    wrong: str = ""
+    """The first mismatch, empty for none."""
+    is_silent: bool = False
+    """Whether some process rank does not answer."""
+    values: tuple[int, ...] = ()
+
+    def checked(self) -> Self:
+        """Return the verdict; raise ``AgreementError`` where something is wrong."""
+        if self.wrong:
+            raise AgreementError(self.wrong, is_silent=self.is_silent)
+        return self
 
 
 class GraphAgreement:
@@ -183,21 +201,17 @@ class GraphAgreement:
         ``launched`` is group name -> digest of the launches of the code found here, ``None`` where
         none was found. Where the answer is no, no process rank may use its code.
         """
-        found = self._verdict(
-            _CODE,
-            {group: {"digest": launched and launched.get(group.name, "")} for group in self.groups},
-        )
-        if found not in ("", _AGAIN):
-            raise AgreementError(found)
-        return not found
+        digests = {
+            group: {"digest": launched and launched.get(group.name, "")} for group in self.groups
+        }
+        verdict = self._agreed(_CODE, digests)
+        return verdict.wrong != _AGAIN and not verdict.checked().wrong
 
     def largest(self, values: Sequence[int]) -> tuple[int, ...]:
         """Return the largest of each of ``values`` of all process ranks; later calls: the same."""
         if self._largest is None:
-            wrong, found = self._agreed(_MEMORY, {group: {} for group in self.groups}, values)
-            if wrong:
-                raise AgreementError(wrong)
-            self._largest = found
+            verdict = self._agreed(_MEMORY, {group: {} for group in self.groups}, values)
+            self._largest = verdict.checked().values
         return self._largest
 
     def check(self, launches: Mapping[str, Sequence[Launch]], kept: str = "") -> None:
@@ -212,22 +226,17 @@ class GraphAgreement:
             self.channel.write(group, f"launches {self.job.rank}", dump_launches(order))
             digests[group] = order_digest(order)
         messages = {group: {"digest": digest, "kept": kept} for group, digest in digests.items()}
-        if wrong := self._verdict(_ORDER, messages):
-            raise AgreementError(wrong)
+        self._agreed(_ORDER, messages).checked()
         self.launched = {group.name: digest for group, digest in digests.items()}
 
-    def _verdict(self, topic: str, messages: Mapping[Group, Mapping[str, Any]]) -> str:
-        """Send the text to compare in each group; return the first mismatch of all texts, empty
-        for nothing.
-        """
-        return self._agreed(topic, messages, ())[0]
-
     def _agreed(
-        self, topic: str, messages: Mapping[Group, Mapping[str, Any]], values: Sequence[int]
-    ) -> tuple[str, tuple[int, ...]]:
-        """As :meth:`_verdict`; also return the largest of the ``values`` of all."""
+        self, topic: str, messages: Mapping[Group, Mapping[str, Any]], values: Sequence[int] = ()
+    ) -> "Verdict":
+        """Send the text to compare in each group; return the first mismatch of all texts, and the
+        largest of the ``values`` of all.
+        """
         if not self.groups:
-            return "", tuple(values)
+            return Verdict(values=tuple(values))
         parent = min(
             (p for p in self.groups if p.leader < self.job.rank),
             key=lambda p: (p.leader, p.key),
@@ -236,41 +245,46 @@ class GraphAgreement:
         for group, words in messages.items():
             own = {**words, "up": group is parent, "values": [*values]}
             self.channel.send(group, f"{topic} {self.job.rank}", own)
-        wrong, count, found = self._findings(topic)
+        found = self._findings(topic)
         if parent is None:
-            verdict: dict[str, Any] = {
-                "wrong": wrong,
-                "ranks": count,
-                "values": found,
-                "at": f"{self.groups[0].key}/{topic} all",
-            }
+            verdict = {**found, "at": f"{self.groups[0].key}/{topic} all"}
         else:
-            up = {"wrong": wrong, "ranks": count, "values": found}
-            self.channel.send(parent, f"{topic} up {self.job.rank}", up)
+            self.channel.send(parent, f"{topic} up {self.job.rank}", found)
             verdict = self.channel.receive(
-                parent, f"{topic} verdict", parent.leader, "its verdict", VERDICT_BY, or_else=wrong
+                parent,
+                f"{topic} verdict",
+                parent.leader,
+                "its verdict",
+                VERDICT_BY,
+                or_else=found["wrong"],
             )
         for group in self.channel.led():
             self.channel.send(group, f"{topic} verdict", verdict)
         if not verdict["wrong"] and not self.job.decided(verdict["at"], verdict["ranks"]):
-            return (
-                f"not all of {verdict['ranks']} process ranks have received the verdict within"
-                f" {self.job.deadline_s:.1f} s: one of them ended, or hangs."
-                " Nothing was launched. See the logs of the others, or raise deadline_s"
-            ), ()
-        return str(verdict["wrong"]), tuple(verdict.get("values", ()))
+            return Verdict(
+                wrong=f"not all of {verdict['ranks']} process ranks have received the verdict"
+                f" within {self.job.deadline_s:.1f} s: one of them ended, or hangs."
+                " Nothing was launched. See the logs of the others, or raise deadline_s",
+                is_silent=True,
+            )
+        return Verdict(
+            wrong=str(verdict["wrong"]),
+            is_silent=bool(verdict.get("silent")),
+            values=tuple(verdict.get("values", ())),
+        )
 
-    def _findings(self, topic: str) -> tuple[str, int, list[int]]:
-        """Return the errors in the groups that this process rank speaks for, and in those below,
-        empty for none; the number of process ranks concerned, and the largest of their values.
+    def _findings(self, topic: str) -> dict[str, Any]:
+        """Return the first error in the groups that this process rank speaks for, and in those
+        below, empty for none, and whether some are silent; the number of process ranks concerned,
+        and the largest of their values.
         """
         began_s = time.monotonic()
         led = self.channel.led()
-        messages, silent = self.channel.collect(
+        messages, silent_here = self.channel.collect(
             topic, [(group, rank) for group in led for rank in group.ranks], ORDERS_BY, began_s
         )
         wrong = next(
-            filter(None, (self._compared(topic, group, messages, silent) for group in led)), ""
+            filter(None, (self._compared(topic, group, messages, silent_here) for group in led)), ""
         )
         below = [key for key, words in messages.items() if words.get("up")]
         ups, silent = self.channel.collect(f"{topic} up", below, FINDINGS_BY, began_s)
@@ -285,7 +299,12 @@ class GraphAgreement:
         )
         known = [found.get("values") for found in (*messages.values(), *ups.values())]
         largest = [max(column) for column in zip(*filter(None, known), strict=True)]
-        return wrong or from_below or late, 1 + sum(up["ranks"] for up in ups.values()), largest
+        return {
+            "wrong": wrong or from_below or late,
+            "silent": bool(silent_here or silent) or any(up["silent"] for up in ups.values()),
+            "ranks": 1 + sum(up["ranks"] for up in ups.values()),
+            "values": largest,
+        }
 
     def _compared(
         self,

@@ -69,8 +69,8 @@ class Channel:
         share: float = ORDERS_BY,
         or_else: str | None = None,
     ) -> dict[str, Any]:
-        """Return the message of ``leader``; if there is none, raise that, or return it as a
-        verdict.
+        """Return the message of ``leader``; if there is none, raise that, or return a verdict with
+        ``or_else``, or the silence.
         """
         text: bytes | None = None
 
@@ -89,8 +89,8 @@ class Channel:
             )
         silence = self.silence(silent, group, about, share)
         if or_else is None:
-            raise AgreementError(silence)
-        return {"wrong": or_else or silence}
+            raise AgreementError(silence, is_silent=True)
+        return {"wrong": or_else or silence, "silent": True}
 
     def silence(self, silent: Sequence[int], group: Group, about: str, share: float) -> str:
         """Return the error for process ranks that reported nothing in that share of the

@@ -89,6 +89,21 @@ def _compiling_context() -> None:
     expect(not torch.compiler.is_compiling(), "and afterwards not")
 
 
+@contract("is_compiled_again")
+def _is_compiled_again() -> None:
+    found = []
+
+    def backend(gm: GraphModule, _: object) -> GraphModule:
+        found.append(private.is_compiled_again())
+        return gm
+
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    for size in (2, 3):
+        compiled(torch.ones(size))
+    expect(found == [False, True], "Dynamo numbers the compilations of a piece of code")
+    expect(not private.is_compiled_again(), "and has no number outside of a compilation")
+
+
 @contract("is_composite")
 def _is_composite() -> None:
     expect(private.is_composite(aten.linear.default), "aten.linear is made of other operators")

@@ -153,6 +153,7 @@ def test_another_order_is_an_error_on_every_process_rank(groups, odd):
         "Nothing was launched",
     )
     assert len({str(error) for error in found}) == 1
+    assert not any(error.is_silent for error in found)
     if len(groups[0]) == 1:
         others = {0: "1 to 3", 1: "0, 2, 3", 2: "0, 1, 3", 3: "0 to 2"}[odd]
         assert (
@@ -290,6 +291,7 @@ def test_one_that_goes_after_the_answer_is_named(gone):
         " launched. See the log of that process rank, or raise deadline_s"
     }
     assert {type(error) for error in others} == {AgreementError}
+    assert all(error.is_silent for error in others)
 
 
 def test_one_that_is_late_is_waited_for():
