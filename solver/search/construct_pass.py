@@ -123,15 +123,7 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
     by_ready, by_need = by_slot(rows[:, READY], num_compute), by_slot(rows[:, NEED], num_compute)
     pending = np.empty(num_buckets, np.int64)  # ready, but another wait must come first
     stack = np.empty(num_buckets + 1, np.int64)
-    num_pending, next_ready, next_need, next_copy, next_gather, next_wait, next_planned = (
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-    )
+    num_pending = next_ready = next_need = next_copy = next_gather = next_wait = next_planned = 0
     room_from = 0  # no room for the next gather before this slot
     for g in range(num_compute + 1):
         last = g == num_compute
@@ -196,6 +188,16 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                     break
                 if _blocked(rows, member_list, after_begin, after_list, bucket_of, out, b):
                     break
+                if next_planned < len(planned):  # launched here, too, and needed before b
+                    p = planned[next_planned]
+                    if rows[p, LATEST] <= g and rows[p, NEED] <= rows[b, NEED]:
+                        flying = clock[_BYTES_FLYING] + rows[p, FLYING]
+                        if flying > in_flight_cap or rows[p, FOLLOWS]:
+                            break
+                        if not rows[p, STATUS]:
+                            _launch(rows, program, clock, outstanding, p)
+                        next_planned += 1
+                        continue
                 if rows[b, NEED] > g:
                     room = memory_cap - rows[b, AHEAD]
                     if used[g] + block_added[g // BLOCK] + clock[_BYTES_HELD] > room:
