@@ -2,16 +2,18 @@
 ever hanging.
 
 A process rank that works (it exports, solves, writes back) beats: a counter of its own in the store
-rises. One that waits watches the counter of the one it waits for, and beats whenever that rises; so
-work anywhere is seen along a whole chain of waits. Where no process rank works, all of them stop
-after the deadline.
+rises. One that waits publishes for whom, and watches the counters of those, and of all for whom
+they wait in turn; so work anywhere is seen along a whole chain of waits. Where no process rank
+works, all of them stop after the deadline, also where they wait for each other.
 """
 
+import json
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 import torch
@@ -41,6 +43,7 @@ class Job:
         self.rank, self.deadline_s = rank, deadline_s
         self.store = JobStore(store, prefix, timeout_s=deadline_s)
         self._rounds: dict[str, int] = {}
+        self._waits_for: tuple[int, ...] = ()
 
     def next_round(self, group: str) -> int:
         """Return the number of earlier graphs with collectives in ``group``: the same on all its
@@ -68,7 +71,7 @@ class Job:
         return decision == b"yes"
 
     def beat(self) -> None:
-        """Report progress of this process rank, or of one that it waits for."""
+        """Report progress of this process rank."""
         self.store.add(_beats(self.rank))
 
     @contextmanager
@@ -104,25 +107,66 @@ class Job:
         Returns those that were silent for that share of the deadline, from ``began_s`` on (now);
         none where all have come.
         """
+        try:
+            return self._silent(poll, share_of_deadline, began_s)
+        finally:
+            with suppress(AgreementError):  # the store is gone; the error of the body says so
+                self._publish(())
+
+    def _silent(
+        self, poll: Callable[[], Iterable[int]], share_of_deadline: float, began_s: float | None
+    ) -> tuple[int, ...]:
         began_s = time.monotonic() if began_s is None else began_s
         patience_s, pause_s = self.deadline_s * share_of_deadline, _SHORTEST_PAUSE_S
-        heard: dict[int, tuple[int, float]] = {}
+        counts: dict[int, int] = {}
+        heard_s: dict[int, float] = {}
         checked_s = 0.0
         while missing := tuple(poll()):
             now = time.monotonic()
             if now - checked_s >= min(1.0, self.deadline_s / _BEATS_IN_DEADLINE):
                 checked_s = now
-                before = {rank: heard.get(rank) for rank in missing}
-                counts = {rank: self.store.add(_beats(rank), 0) for rank in missing}
-                heard = {r: _latest(before[r], counts[r], now, began_s) for r in missing}
-                if any(last_s == now for _, last_s in heard.values()):
-                    self.beat()
-                silent = tuple(rank for rank in missing if now - heard[rank][1] > patience_s)
+                self._publish(missing)
+                behind = self._waited_for(missing)
+                before, counts = (
+                    counts,
+                    counts
+                    | {
+                        rank: self.store.add(_beats(rank), 0) for rank in {*chain(*behind.values())}
+                    },
+                )
+                risen = {rank for rank in before if counts[rank] > before[rank]}
+                heard_s |= {rank: now for rank in missing if risen & behind[rank]}
+                last_s = {rank: heard_s.get(rank, began_s) for rank in missing}
+                silent = tuple(rank for rank in missing if now - last_s[rank] > patience_s)
                 if silent:
                     return silent
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S, self.deadline_s / 20)
         return ()
+
+    def _publish(self, waits_for: tuple[int, ...]) -> None:
+        """Tell the others for whom this process rank waits."""
+        if waits_for != self._waits_for:
+            self._waits_for = waits_for
+            self.store.set(_waits(self.rank), json.dumps(waits_for).encode())
+
+    def _waited_for(self, missing: Iterable[int]) -> dict[int, set[int]]:
+        """Return, for each of ``missing``, that process rank and all for whom it waits, directly or
+        through others.
+        """
+        waits: dict[int, list[int]] = {self.rank: []}  # this one does not work
+        found = {}
+        for first in missing:
+            reached, ahead = {first}, [first]
+            while ahead:
+                rank = ahead.pop()
+                if rank not in waits:
+                    waits[rank] = json.loads(self.store.get_long(_waits(rank)) or b"[]")
+                new = [other for other in waits[rank] if other not in reached]
+                reached.update(new)
+                ahead += new
+            found[first] = reached
+        return found
 
 
 def running_job(deadline_s: float | None = DEFAULT_DEADLINE_S) -> Job | None:
@@ -155,14 +199,9 @@ _JOBS: "WeakKeyDictionary[object, Job]" = WeakKeyDictionary()
 _STARTED: list[str] = []
 
 
-def _latest(
-    before: tuple[int, float] | None, count: int, now_s: float, began_s: float
-) -> tuple[int, float]:
-    """Return the count of beats and when it rose last, as far as is known here."""
-    if before is None:
-        return count, began_s
-    return before if before[0] == count else (count, now_s)
-
-
 def _beats(rank: int) -> str:
     return f"beats/{rank}"
+
+
+def _waits(rank: int) -> str:
+    return f"waits/{rank}"

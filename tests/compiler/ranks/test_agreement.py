@@ -326,6 +326,45 @@ def test_groups_in_another_order_of_graphs_do_not_hang():
     all_say(run(first, second, deadline_s=DEADLINE_S)[:2], "done nothing for")
 
 
+def waits(*for_ranks: int) -> Body:
+    """Return a process rank that waits in vain; it returns those that were silent."""
+    return lambda job: job.wait(lambda: for_ranks, 0.8)
+
+
+def test_two_that_wait_for_each_other_stop_after_the_deadline():
+    """Each has worked before, and neither takes the wait of the other for work."""
+
+    def first(job: Job) -> object:
+        with job.working():
+            time.sleep(0.6 * DEADLINE_S)
+        return waits(1)(job)
+
+    assert run(first, waits(0), deadline_s=DEADLINE_S) == [(1,), (0,)]
+
+
+def test_a_cycle_of_waits_and_who_waits_for_it_stop_after_the_deadline():
+    began_s = time.monotonic()
+    found = run(waits(1), waits(2), waits(0), waits(0), deadline_s=DEADLINE_S)
+    assert found == [(1,), (2,), (0,), (0,)]
+    assert time.monotonic() - began_s < 4 * DEADLINE_S
+
+
+def test_work_at_the_end_of_a_chain_keeps_all_waiting():
+    done = threading.Event()
+
+    def waiting(rank: int) -> Body:
+        return lambda job: job.wait(lambda: () if done.is_set() else (rank,), 0.8)
+
+    def works(job: Job) -> object:
+        with job.working():
+            time.sleep(2.5 * DEADLINE_S)
+        done.set()
+        return "done"
+
+    found = run(waiting(1), waiting(2), waiting(3), works, deadline_s=DEADLINE_S)
+    assert found == [(), (), (), "done"]
+
+
 def test_a_store_that_is_gone_is_an_error():
     class Gone(dist.HashStore):
         def check(self, keys):  # as a TCP store whose server has ended
