@@ -6,7 +6,7 @@ Options of the command line are parsed and checked in the same way, by the table
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from os import PathLike
@@ -27,6 +27,7 @@ from apsched.config import (
     DEFAULT_COMPUTE_MOVE,
     DEFAULT_OPTIMIZER,
     DEFAULT_RESERVE,
+    OPTIMIZERS,
     Caps,
     ScenarioOptions,
     SolveOptions,
@@ -177,10 +178,14 @@ class Settings:
         _check_cost_model(self.cost_model)
         for name in _PATHS:
             _check_paths(name, getattr(self, name))
+        if not isinstance(self.optimizer, str):
+            raise InputError(
+                f"optimizer: expected {', '.join(OPTIMIZERS)} as text, found {self.optimizer!r}"
+            )
         if isinstance(self.contention, str):
             parse_contention(self.contention, "contention")
         if self.cost_model is None:
-            load_cluster(self.cluster or DEFAULT_CLUSTER)
+            load_cluster(self.known_cluster)
         object.__setattr__(self, "plan", as_plan(self.plan))
         object.__setattr__(self, "group_ranks", checked_group_ranks(self.group_ranks))
         if self.parameter_order is not None:
@@ -299,6 +304,11 @@ class Settings:
         return () if isinstance(self.start, bool) else schedule_files(self.start)
 
     @property
+    def known_cluster(self) -> str | Path:
+        """The cluster as stated, or the default one."""
+        return DEFAULT_CLUSTER if self.cluster is None else self.cluster
+
+    @property
     def agreements(self) -> bool:
         """Whether process ranks talk to each other now: there are several."""
         return running_job(self.deadline_s) is not None
@@ -324,7 +334,7 @@ class Settings:
         """
         if self.cost_model is not None:
             return self.cost_model
-        return ClusterCostModel(load_cluster(self.cluster or DEFAULT_CLUSTER), group_ranks)
+        return ClusterCostModel(load_cluster(self.known_cluster), group_ranks)
 
 
 def _without_records(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -353,6 +363,11 @@ def _without_records(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _check_cost_model(model: object) -> None:
     """Raise InputError if ``model`` has no prices."""
     methods = ("compute_us", "collective_us")
+    if isinstance(model, type):
+        raise InputError(
+            f"cost_model: expected an object, found the class {model.__name__}; pass one that is"
+            " made of it, or apsched.load_cost_model('costs.toml')"
+        )
     if model is not None and not all(callable(getattr(model, name, None)) for name in methods):
         raise InputError(
             f"cost_model: expected an object with the methods {' and '.join(methods)}, as"
@@ -361,7 +376,12 @@ def _check_cost_model(model: object) -> None:
         )
 
 
-_PATHS = {"schedule": (True, False), "start": (True, True), "cache": (False, True)}
+_PATHS = {
+    "cluster": (False, False),
+    "schedule": (True, False),
+    "start": (True, True),
+    "cache": (False, True),
+}
 """Setting with a path -> whether it may have several, and whether it may be True or False."""
 
 
@@ -374,9 +394,8 @@ def _check_paths(name: str, stated: object) -> None:
     if several and isinstance(stated, Sequence) and not isinstance(stated, str):
         paths = stated
     if not all(isinstance(path, str | PathLike) for path in paths):
-        expected = (
-            f"a path{', a sequence of paths' if several else ''}{', True, False' if switch else ''}"
-        )
+        words = ["a name"] * (name == "cluster") + ["a path"] + ["a sequence of paths"] * several
+        expected = ", ".join(words + ["True", "False"] * switch)
         raise InputError(f"{name}: expected {expected} or None; found {stated!r}")
 
 
@@ -385,7 +404,7 @@ def _is_hint(symbol: object, size: object) -> bool:
 
 
 def _names(stated: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(stated)
+    names = tuple(stated) if isinstance(stated, Iterable) else (stated,)
     if isinstance(stated, str) or not all(isinstance(name, str) for name in names):
         raise InputError(
             f"parameter_order: expected names of parameters, found {stated!r}; hand in [n for n, _"

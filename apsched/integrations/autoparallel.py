@@ -11,7 +11,7 @@ import difflib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from math import ceil
+from math import ceil, isfinite
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ from apsched.compiler.ranks.agreement import agreement_of
 from apsched.compiler.schedule_captured import RESULT, groups_of
 from apsched.compiler.schedule_graph import all_or_none, schedule_graph
 from apsched.compiler.settings import Settings
-from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, load_cluster
+from apsched.config import is_number
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
 from apsched.fx.collectives import is_collective, is_wait_tensor
 from apsched.integrations.estimated_costs import EstimatedCosts
@@ -74,16 +75,6 @@ _IGNORED = {
 }
 """Names that have no counterpart -> the behaviour or the setting in their place."""
 
-_HONOURED = (
-    "max_in_flight_gb",
-    "max_compute_pre_fetch",
-    "max_topo_span",
-    "collective_bucketing",
-    "pre_bucketing_fsdp_collectives_bucket_cap_mb",
-    "custom_runtime_estimation",
-    "insert_overlap_deps",
-)
-
 _NEAR = 0.85
 """Names that are as similar as this are misspelt; others may be of a newer AutoParallel."""
 
@@ -96,6 +87,26 @@ _USUAL = {
     "log_final_collectives_estimations": False,
 }
 """Values without effect."""
+
+
+def _is_size(value: Any) -> bool:
+    return is_number(value) and isfinite(value) and value >= 0
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "max_in_flight_gb": ("a number of GiB >= 0", _is_size),
+    "pre_bucketing_fsdp_collectives_bucket_cap_mb": ("a number of MiB >= 0", _is_size),
+    "max_compute_pre_fetch": ("a whole number >= 0", _is_count),
+    "max_topo_span": ("a whole number >= 0", _is_count),
+    "collective_bucketing": ("True or False", lambda value: isinstance(value, bool)),
+    "insert_overlap_deps": ("True or False", lambda value: isinstance(value, bool)),
+    "custom_runtime_estimation": ("a function", callable),
+}
+"""Name -> the values that it takes other than ``None``."""
 
 
 class aten_autobucketing_config:  # noqa: N801
@@ -131,7 +142,8 @@ def aten_autobucketing_reordering_pass(
     Raises
     ------
     InputError
-        for a name in ``configs`` that is nearly one of those known.
+        for a name in ``configs`` that is nearly one of those known, and for a value of the wrong
+        type.
     """
     module = gm.owning_module
     if module is None:
@@ -181,7 +193,7 @@ def scheduling_pass(**settings: Any) -> Callable[..., GraphModule]:
 def _stated(configs: Any) -> dict[str, Any]:
     """Return the public names of a configuration, of a class or an object, with their values."""
     names = [name for name in dir(configs) if not name.startswith("_")]
-    known = (*_HONOURED, *_IGNORED)
+    known = (*_VALUES, *_IGNORED)
     for name in names:
         if name in known:
             continue
@@ -195,7 +207,12 @@ def _stated(configs: Any) -> dict[str, Any]:
             name,
             getattr(configs, name),
         )
-    return {name: getattr(configs, name) for name in names}
+    stated = {name: getattr(configs, name) for name in names}
+    for name, (expected, fits) in _VALUES.items():
+        value = stated.get(name)
+        if value is not None and not fits(value):
+            raise InputError(f"configs.{name}: expected {expected} or None, found {value!r}")
+    return stated
 
 
 def _settings(stated: dict[str, Any], settings: Settings, graph: Graph) -> Settings:
@@ -228,9 +245,7 @@ def _settings(stated: dict[str, Any], settings: Settings, graph: Graph) -> Setti
             "cluster": None,
         }
         if settings.memory_cap is None and settings.cost_model is None:
-            changes["memory_cap"] = load_cluster(
-                settings.cluster or DEFAULT_CLUSTER
-            ).device.memory_bytes
+            changes["memory_cap"] = load_cluster(settings.known_cluster).device.memory_bytes
     return replace(settings, **changes)
 
 

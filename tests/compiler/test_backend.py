@@ -15,6 +15,7 @@ import apsched
 from apsched.capture.fake_world import world
 from apsched.compiler import backend as module_under_test
 from apsched.compiler import schedule_captured as scheduled
+from apsched.costs.cluster_model import ClusterCostModel
 from apsched.fx.collectives import collective_kind, is_wait_tensor
 from tests.helpers.graphs.small_models import WIDTH, Broken, layers, shard
 
@@ -266,6 +267,12 @@ def test_inputs_are_freed_at_their_last_use(mesh, run_graphs):
         ({"time_slack": None}, "time_slack: expected a share between 0 and 1, found None"),
         ({"budget": None}, "budget: expected a finite number >= 0, found None"),
         ({"cost_model": object()}, "cost_model: .* the methods compute_us and collective_us"),
+        ({"cost_model": ClusterCostModel}, "cost_model: expected an object, found the class Clus"),
+        ({"cluster": 3}, "cluster: expected a name, a path or None; found 3"),
+        ({"cluster": ""}, "expected the name of a cluster .*, found ''"),
+        ({"optimizer": torch.optim.AdamW}, "optimizer: expected adamw, .* found <class 'torch"),
+        ({"parameter_order": 5}, "parameter_order: expected names of parameters, found 5"),
+        ({"parameter_order": [5]}, r"parameter_order: expected names of parameters, found \[5\]"),
         (
             {"keep": []},
             r"keep: expected auto, none, all, a file or names of parameters; found \[\]",

@@ -3,6 +3,7 @@ names; importing it changes nothing.
 """
 
 import logging
+import re
 import subprocess
 import sys
 
@@ -106,6 +107,24 @@ def test_unknown_names_are_refused(gm):
         scheduled(gm, max_in_fligth_gb=1.0)
     with pytest.raises(InputError, match="expected a graph of a GraphModule"):
         aten_autobucketing_reordering_pass(torch.fx.Graph(), config())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("max_in_flight_gb", "2", "a number of GiB >= 0 or None"),
+        ("max_in_flight_gb", float("inf"), "a number of GiB >= 0 or None"),
+        ("pre_bucketing_fsdp_collectives_bucket_cap_mb", -5, "a number of MiB >= 0 or None"),
+        ("max_compute_pre_fetch", 1.5, "a whole number >= 0 or None"),
+        ("max_topo_span", True, "a whole number >= 0 or None"),
+        ("collective_bucketing", "no", "True or False or None"),
+        ("custom_runtime_estimation", 1.0, "a function or None"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_own_name(gm, name, value, expected):
+    message = f"configs.{name}: expected {expected}, found {value!r}"
+    with pytest.raises(InputError, match=re.escape(message)):
+        scheduled(gm, **{name: value})
 
 
 def test_estimates_of_the_users_own_are_the_prices(gm):
