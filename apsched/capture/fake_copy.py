@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from apsched.errors import ApschedError, InputError
+from apsched.torch_compat.compilers import UncompiledModule, uncompiled_class
 from apsched.torch_compat.graphs import compiling_context, quiet_fake_tensors
 
 T = TypeVar("T")
@@ -72,12 +73,15 @@ def fake_copy(
     def copy(one: nn.Module) -> nn.Module:
         if one in copies:
             return copies[one]
-        of = class_of(one)
-        new = copies[one] = of.__new__(of)
+        of = uncompiled_class(class_of(one))
+        new: nn.Module = of.__new__(of)
+        copies[one] = new
         state = {key: fake(value) for key, value in vars(one).items()}
+        if of is UncompiledModule:
+            del state["forward"]  # the compiled code of the original
         state["_parameters"] = {k: parameter(one, k, v) for k, v in one._parameters.items()}
         state["_buffers"] = {k: fake(v) for k, v in one._buffers.items()}
-        state["_modules"] = {k: v and copy(v) for k, v in one._modules.items()}
+        state["_modules"] = {k: None if v is None else copy(v) for k, v in one._modules.items()}
         left = set()
         for hooks in (name for name in _HOOKS if name in state):
             state[hooks] = type(state[hooks])(

@@ -31,6 +31,7 @@ from apsched.graph.export.export import export_graph
 from apsched.kinds import CollectiveKind
 from apsched.problem.build import build_problem
 from apsched.quantities import show_us
+from apsched.torch_compat.compilers import uncompiled
 from apsched.torch_compat.ddp import first_bucket_bytes, reducer_buckets
 from apsched.torch_compat.graphs import gradient_of, process_group_names
 from apsched.units import ticks_to_us
@@ -127,7 +128,7 @@ def ddp_buckets(model: nn.Module, inputs: Any, **settings: Any) -> DdpBuckets:
             "expected a process group, found none; call torch.distributed.init_process_group first"
         )
     chosen = Settings.of(settings)
-    whole = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    whole = _unwrapped(model)
     given = inputs_of(inputs)
 
     def solve() -> bytes:
@@ -143,6 +144,17 @@ def ddp_buckets(model: nn.Module, inputs: Any, **settings: Any) -> DdpBuckets:
         answer, _ = agreement.shared(f"DDP of {shape}", stated, solve)
         agreement.check({})
     return _parsed(answer)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module around which ``torch.compile`` and DDP were called, in any order."""
+    while True:
+        inner: nn.Module = uncompiled(model)
+        if isinstance(inner, nn.parallel.DistributedDataParallel):
+            inner = inner.module
+        if inner is model:
+            return model
+        model = inner
 
 
 _SETTINGS = ("cluster", "cost_model", "deadline_s")

@@ -30,6 +30,7 @@ from apsched.names import mark_of
 from apsched.pipeline.result import Result
 from apsched.problem.problem import Problem
 from apsched.report.answer.step import StepResult
+from apsched.torch_compat.compilers import uncompiled
 from apsched.whole_step.keep_request import KEPT_FILE, keep_request
 
 
@@ -86,6 +87,7 @@ def apply_fsdp2_micro_batches(
         where FSDP2 cannot follow a schedule or the choice; nothing is set then.
     """
     pairs, kept = _read(solved)
+    model = uncompiled(model)
     units = units_of(model)
     first, last = pairs[0].forward[0], pairs[-1].backward[0]
     check_same_model(model, first)

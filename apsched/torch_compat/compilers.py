@@ -190,6 +190,42 @@ def dynamo_parameters(gm: Any) -> dict[int, str]:
     return names
 
 
+def uncompiled(module: Any) -> Any:
+    """Return the module that was passed to ``torch.compile``; ``module`` itself where it is not the
+    result of it, or ``fully_shard`` was called on the result (torch/_dynamo/eval_frame.py,
+    OptimizedModule).
+    """
+    from torch._dynamo import OptimizedModule
+
+    while type(module) is OptimizedModule:
+        module = module._orig_mod
+    return module
+
+
+class UncompiledModule(torch.nn.Module):
+    """Stands for a result of ``torch.compile`` in a copy: runs the module in it as it is."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        return self._orig_mod(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the module, as the result of ``torch.compile`` does."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._modules["_orig_mod"], name)
+
+
+def uncompiled_class(of: Any) -> Any:
+    """Return :class:`UncompiledModule` for the class of results of ``torch.compile``; else ``of``
+    itself.
+    """
+    from torch._dynamo import OptimizedModule
+
+    return UncompiledModule if issubclass(of, OptimizedModule) else of
+
+
 def plain_parameter_name(name: str) -> str:
     """Return the name of a parameter without the parts that torch.compile (``_orig_mod``) and
     torch/nn/utils/parametrize.py add to it.

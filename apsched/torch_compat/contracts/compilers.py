@@ -223,3 +223,17 @@ def _plain_parameter_name() -> None:
         names == {"0.weight", "0.bias"},
         f"the parts that torch.compile and parametrize add to names are known, found {names}",
     )
+
+
+@contract("uncompiled", "uncompiled_class", "UncompiledModule")
+def _uncompiled() -> None:
+    module = nn.Linear(2, 2)
+    compiled = torch.compile(module, backend="eager")
+    expect(private.uncompiled(compiled) is module, "the module that was compiled is known")
+    expect(private.uncompiled(module) is module, "also where it was not compiled")
+    made: Any = private.uncompiled_class(type(compiled))()
+    made._orig_mod = module
+    x = torch.ones(1, 2)
+    expect(torch.equal(made(x), module(x)), "a copy runs the module that was compiled")
+    expect(made.in_features == 2, "and has its attributes")
+    expect(private.uncompiled_class(nn.Linear) is nn.Linear, "other classes stay")
