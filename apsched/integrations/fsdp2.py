@@ -42,6 +42,7 @@ from apsched.problem.plan.rules import Plan
 from apsched.problem.problem import Problem
 from apsched.schedule.analysis.moved_compute import moved_compute
 from apsched.schedule.schedule import Schedule, StepKind
+from apsched.torch_compat.compilers import uncompiled
 from apsched.torch_compat.fsdp import resharded_to
 
 if TYPE_CHECKING:
@@ -64,7 +65,10 @@ class UnitSettings:
     reshard_after_forward: bool | int
     """A number: to so many process ranks, that of ``fully_shard``."""
     unshard_in_backward: bool
-    """Otherwise backward does not need its parameters (an embedding's)."""
+    """Otherwise it has embeddings alone, and backward does not read them. Other units that the
+    schedule does not gather in backward are gathered all the same: eager code may read them there,
+    as activation checkpointing does, of which the graphs show nothing.
+    """
     reshard_after_backward: bool = True
     """Otherwise the next micro-batch finds the unit gathered."""
     reduce_gradients: bool = True
@@ -99,6 +103,7 @@ def apply_fsdp2(
         that FSDP2 can form. Also where the schedule is of another model or mesh. Nothing is set
         then.
     """
+    model = uncompiled(model)
     return apply_to_units(model, units_of(model), solved_graphs(solved))
 
 
@@ -163,7 +168,7 @@ def fsdp2_plan(model: nn.Module, *graphs: "nx.DiGraph | Problem") -> Plan:
         ]
         apply_fsdp2(model, results)
     """
-    buckets = {unit.name: unit.parameters for unit in units_of(model)}
+    buckets = {unit.name: unit.parameters for unit in units_of(uncompiled(model))}
     return ModuleBuckets(buckets=buckets).plan(
         [graph if isinstance(graph, Problem) else build_problem(graph) for graph in graphs]
     )
@@ -194,7 +199,7 @@ def fsdp2_settings(
     names = [hook.unit for hook in hooks]
     ends = needs_of(whole, by_parameter, problem, last=True)
     behind: dict[str, tuple[str, ...]] | None = None
-    gathered, buffers = set(names), 1
+    gathered, skipped, buffers = set(names), set[str](), 1
     in_node: dict[str, int] = {}
     if "backward" in solved:
         order = backward_order(units, names, ends)
@@ -203,6 +208,11 @@ def fsdp2_settings(
         _refuse_kept_in_part(whole, solved["backward"][0], units, kept)
         in_node = _resharded_units(whole, solved["backward"][0], units)
     saved = {unit.name for unit in units if unit.name not in gathered and _is_saved(whole, unit)}
+    if behind is not None:
+        unread = [unit for unit in units if unit.name not in gathered | saved]
+        skipped = {unit.name for unit in unread if unit.only_embeddings}
+        more = {u.name for u in unread if u.parameters and u.trained} - skipped
+        behind = _with_next(behind, order, more)
     return Fsdp2Settings(
         units=tuple(
             UnitSettings(
@@ -210,7 +220,7 @@ def fsdp2_settings(
                 forward_prefetch=ahead[name],
                 backward_prefetch=behind[name] if behind is not None else None,
                 reshard_after_forward=in_node.get(name, name not in saved),
-                unshard_in_backward=name in gathered or name in saved,
+                unshard_in_backward=name not in skipped,
             )
             for name in names
         ),
@@ -238,6 +248,19 @@ def _backward(
                 " reverse; found the opposite"
             )
     return prefetch_lists(hooks, launches), {launch.unit for launch in launches}
+
+
+def _with_next(
+    behind: Mapping[str, tuple[str, ...]], order: Sequence[str], more: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the prefetches ``behind`` with those of the units ``more``, each by the hook before
+    its own, as FSDP2 does without settings.
+    """
+    found = dict(behind)
+    for before, name in pairwise(order):
+        if name in more:
+            found[before] = (*found[before], name)
+    return found
 
 
 def _backward_need(unit: Unit, units: Sequence[Unit], needs: Mapping[str, int]) -> int | None:

@@ -17,7 +17,8 @@ from apsched.schedule.schedule import Schedule, StepKind
 from apsched.torch_compat.fsdp import fsdp_unit_of
 
 ROOT = "(root)"
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+_CHECKPOINTED = "_checkpoint_wrapped_module."
+_WRAPPERS = ("_orig_mod.", _CHECKPOINTED)
 _SHOWN = 3
 
 
@@ -30,6 +31,12 @@ class Unit:
     handle: FSDPModule
     """The first of the modules."""
     parameters: tuple[str, ...]
+    trained: bool = True
+    """Whether one of them has a gradient."""
+    only_embeddings: bool = False
+    """Whether all belong to ``nn.Embedding``, whose backward does not read them, and none is under
+    a checkpoint wrapper, which runs forward again in backward.
+    """
 
     def holds(self, other: "Unit") -> bool:
         """Return whether ``other`` lies inside."""
@@ -61,15 +68,23 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
             " then on the model"
         )
     parameters: dict[int, list[str]] = {unit: [] for unit in modules}
-    for name, _ in model.named_parameters():
-        inside = next(path for path in _paths(name) if path in owner)
-        parameters[owner[inside]].append(plain_name(name))
+    trained: set[int] = set()
+    others: set[int] = set()
+    for name, parameter in model.named_parameters():
+        unit = owner[next(path for path in _paths(name) if path in owner)]
+        parameters[unit].append(plain_name(name))
+        trained |= {unit} if parameter.requires_grad else set()
+        module = model.get_submodule(name.rpartition(".")[0])
+        if not isinstance(module, nn.Embedding) or _CHECKPOINTED in name:
+            others.add(unit)
     return tuple(
         Unit(
             name="+".join(name or ROOT for name, _ in members),
             modules=tuple(name for name, _ in members),
             handle=members[0][1],
             parameters=tuple(parameters[unit]),
+            trained=unit in trained,
+            only_embeddings=unit not in others and bool(parameters[unit]),
         )
         for unit, members in modules.items()
     )

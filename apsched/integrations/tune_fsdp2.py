@@ -40,9 +40,10 @@ from apsched.pipeline.solve_graph import resolve_caps, solve_graph, under_plan
 from apsched.problem.problem import Problem
 from apsched.quantities import show_us
 from apsched.report.explanation import explain_in_job
-from apsched.schedule.result import SolveResult
+from apsched.schedule.result import Scored, SolveResult
 from apsched.solver import solve_requested
 from apsched.solver.baselines import with_units
+from apsched.torch_compat.compilers import uncompiled
 from apsched.units import ticks_to_us
 
 _FIXED = {"max_compute_move": 0}
@@ -71,19 +72,29 @@ class Fsdp2Tuning:
     @property
     def untuned_us(self) -> float:
         """The same of FSDP2 without settings: the next unit's gather in flight, no more."""
-        return ticks_to_us(
-            sum(
-                baseline.step_time_ticks
-                for result in self.results
-                for baseline in result.answer.baselines
-                if baseline.name == _AS_FSDP2
-            )
-        )
+        return ticks_to_us(sum(one.step_time_ticks for _, one in self._untuned()))
 
     @property
     def gain(self) -> float:
         """Share of the step time that is saved, as the costs predict it."""
         return 1 - self.step_time_us / self.untuned_us if self.untuned_us else 0.0
+
+    def _untuned(self) -> list[tuple[Result, Scored]]:
+        """Return each result with FSDP2's schedule of its graph without settings."""
+        return [
+            (result, baseline)
+            for result in self.results
+            for baseline in result.answer.baselines
+            if baseline.name == _AS_FSDP2
+        ]
+
+    def _change(self) -> str:
+        """Return the change of the step time in words."""
+        if self.gain >= 0:
+            return f"{100 * self.gain:.1f} % less"
+        caps = ((result.caps.memory_cap_bytes, one) for result, one in self._untuned())
+        exceeds = any(cap is not None and one.peak_memory_bytes > cap for cap, one in caps)
+        return f"{-100 * self.gain:.1f} % more{', to fit the memory cap' if exceeds else ''}"
 
     def __str__(self) -> str:
         """Return one line about it."""
@@ -92,7 +103,7 @@ class Fsdp2Tuning:
         return (
             f"FSDP2 tuned: {len(self.settings.units)} units, step time"
             f" {show_us(self.step_time_us)} predicted, {show_us(self.untuned_us)} untuned"
-            f" ({100 * self.gain:.1f} % less)"
+            f" ({self._change()})"
         )
 
 
@@ -128,6 +139,7 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
     if refused := next((name for name in _REFUSED if name in settings), None):
         raise InputError(f"{refused}: expected no such setting, found one; eager FSDP2 decides it")
     chosen = Settings.of(settings | _FIXED)
+    model = uncompiled(model)
     given = inputs_of(inputs)
 
     def attempt(

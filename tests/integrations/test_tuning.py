@@ -125,6 +125,41 @@ def test_ddp_makes_the_buckets_that_were_predicted(job, case):
     assert (len(sizes) == 1) == (case == "small"), "one launch where bytes cost nothing"
 
 
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        torch.compile,
+        nn.parallel.DistributedDataParallel,
+        lambda model: torch.compile(nn.parallel.DistributedDataParallel(model)),
+        lambda model: nn.parallel.DistributedDataParallel(torch.compile(model)),
+    ],
+    ids=["compiled", "ddp", "compiled ddp", "ddp of compiled"],
+)
+def test_buckets_of_a_wrapped_model_are_those_of_the_model(wrap):
+    """As the warning under torch.compile advises."""
+    tokens = torch.zeros(1, 2, dtype=torch.long)
+    with world(2):
+        assert apsched.ddp_buckets(wrap(Residual()), tokens) == apsched.ddp_buckets(
+            Residual(), tokens
+        )
+
+
+def test_a_step_that_takes_longer_to_fit_the_cap_is_said_to():
+    def tuned(cap: str) -> apsched.integrations.tune_fsdp2.Fsdp2Tuning:
+        with world(2):
+            torch.manual_seed(0)
+            model = Residual()
+            for layer in model.layers:
+                fully_shard(layer)
+            tokens = torch.zeros(1, 2, dtype=torch.long)
+            return apsched.tune_fsdp2(fully_shard(model), tokens, budget=0.0, memory_cap=cap)
+
+    free, tight = tuned("none"), tuned("floor")
+    assert str(free).endswith(f"({100 * free.gain:.1f} % less)")
+    assert tight.gain < 0
+    assert str(tight).endswith(f"({-100 * tight.gain:.1f} % more, to fit the memory cap)")
+
+
 def test_what_cannot_be_tuned_is_refused():
     with world(2):
         with pytest.raises(apsched.InputError, match="on which fully_shard was called"):

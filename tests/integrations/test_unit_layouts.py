@@ -5,13 +5,14 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 
 import apsched
 from apsched.capture.fake_world import world
 from apsched.capture.fsdp2 import capture_fsdp2
 from apsched.integrations.fsdp2_units import units_of
-from tests.helpers.graphs.unit_layouts import LAYOUTS, layout
+from tests.helpers.graphs.unit_layouts import LAYOUTS, blocks, layout
 from tests.helpers.processes import WORKERS, Job, run_jobs
 
 TOKENS = torch.zeros(4, 8, dtype=torch.long)
@@ -63,6 +64,53 @@ def test_a_unit_that_runs_twice_is_refused_by_name(order):
             apsched.InputError, match=r"blocks\.0: expected each unit to run once.*do not call"
         ):
             apsched.tune_fsdp2(model, TOKENS)
+
+
+@pytest.mark.parametrize("name", ["checkpointed", "plain", "frozen"])
+def test_only_an_embedding_that_is_not_checkpointed_is_not_gathered_in_backward(name):
+    """Code that runs again in backward reads the weights of a unit, also where the backward graph
+    does not.
+    """
+    with world(2):
+        model = nn.Sequential(nn.Embedding(65, 32), nn.Linear(32, 32), nn.Linear(32, 8))
+        model[0].requires_grad_(name != "frozen")
+        if name == "checkpointed":
+            model[0] = checkpoint_wrapper(model[0])
+        for unit in model:
+            fully_shard(unit)
+        found = apsched.tune_fsdp2(fully_shard(model), TOKENS, budget=0.0, memory_cap="none")
+    units = {unit.name: unit for unit in found.settings.units}
+    assert [u.unshard_in_backward for u in units.values()] == [True, name == "checkpointed"] + (
+        [True] * 2
+    )
+    prefetched = {name for unit in units.values() for name in unit.backward_prefetch}
+    assert ("0" in prefetched) == (name == "checkpointed")
+    assert "1" in prefetched, "as FSDP2 does, also where the graph does not gather it (frozen)"
+
+
+def with_compiled_blocks(model: nn.Module) -> list[nn.Module]:
+    for k, block in enumerate(model.blocks):
+        model.blocks[k] = torch.compile(block, backend="eager")
+    return list(model.blocks)
+
+
+def test_blocks_that_are_compiled_are_captured_as_they_are():
+    graphs = []
+    for units in (blocks, with_compiled_blocks):
+        with world(2):
+            graphs.append(capture_fsdp2(layout(units)(), (TOKENS,)).graphs)
+    first, second = ([graph.module.code for graph in pair] for pair in graphs)
+    assert first == second
+
+
+def test_a_compiled_model_is_tuned_as_the_model_in_it():
+    """As the warning under torch.compile advises."""
+    found = []
+    for wrap in (torch.compile, lambda model: model):
+        with world(2):
+            given = wrap(layout()())
+            found.append(apsched.tune_fsdp2(given, TOKENS, budget=0.0, memory_cap="none").settings)
+    assert found[0] == found[1]
 
 
 class Branching(nn.Module):

@@ -56,12 +56,16 @@ def layout(
     order: Sequence[int] = (0, 1, 2),
     reshard: bool = True,
     checkpointed: bool = False,
+    frozen: bool = False,
 ) -> Callable[[], nn.Module]:
-    """Return a function that builds the model with these units, and the root as the last."""
+    """Return a function that builds the model with these units, and the root as the last;
+    ``frozen``: its embedding has no gradient, so that the first block has no gradient of its input.
+    """
 
     def build() -> nn.Module:
         torch.manual_seed(0)
         model = Language(order, tied=tied, checkpointed=checkpointed)
+        model.embedding.requires_grad_(not frozen)
         for unit in units(model):
             fully_shard(unit, reshard_after_forward=reshard)
         return fully_shard(model, reshard_after_forward=reshard)
@@ -76,5 +80,8 @@ LAYOUTS = {
     "a unit that does not run": layout(order=(0, 2)),
     "a block of the root that runs twice": layout(lambda m: list(m.blocks[1:]), order=(0, 1, 0, 2)),
     "blocks that run again in backward": layout(checkpointed=True),
+    "a first unit that runs again in backward": layout(
+        lambda m: [part for b in m.blocks for part in (b.up, b)], checkpointed=True, frozen=True
+    ),
     "every part a unit, kept": layout(lambda m: [m.embedding, *m.blocks, m.head], reshard=False),
 }
