@@ -3,8 +3,12 @@
 from apsched.solver.compute_move_cap import moving_where_it_pays
 from apsched.solver.frontier import AlongCaps, Known
 from apsched.solver.inner_loops import ORDERS, SEARCH, compile_part, missing_parts
+from apsched.solver.interleave.least_memory import (
+    has_chains,
+    least_memory,
+    schedule_of_least_memory,
+)
 from apsched.solver.milp.answer import solve_with_milp
-from apsched.solver.reorder.min_memory import least_memory, schedule_of_least_memory
 from apsched.solver.requested import solve_requested
 from apsched.solver.solve import solve
 from apsched.solver.suggestions import Change, best_changes
@@ -17,6 +21,7 @@ __all__ = [
     "Known",
     "best_changes",
     "compile_part",
+    "has_chains",
     "least_memory",
     "missing_parts",
     "moving_where_it_pays",

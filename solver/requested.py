@@ -21,7 +21,9 @@ from apsched.solver.bounds.best import best_bound
 from apsched.solver.bounds.memory_and_launches import later_bounds
 from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.compute_move_cap import moving_where_it_pays
-from apsched.solver.interleave.interleave import has_chains, interleaved
+from apsched.solver.infeasible.explain import with_less_memory
+from apsched.solver.interleave.interleave import interleaved
+from apsched.solver.interleave.least_memory import has_chains, least_known
 from apsched.solver.reorder.min_memory import floated_model
 from apsched.solver.solve import solve as solve_any
 from apsched.units import ticks_to_us
@@ -84,14 +86,20 @@ def _with_chains(
     bound = best_bound(instance, Orders(instance))
     shown = _with_bound(progress, bound)
     in_a_row = solve_requested(alone, caps, options, progress=shown, start=start)
-    if in_a_row.best is None and _too_little(
-        caps, memory_bound_of_any_order(Orders(instance), None)
-    ):
-        return in_a_row
-    found = interleaved(problem, caps, options, in_a_row, near_enough(bound, options))
-    given = scored_start(Instance.of(problem, caps), start)
+    floor_bound = memory_bound_of_any_order(Orders(instance), None)
+    least = least_known(problem, caps, options, floor_bound)
+    found = in_a_row
+    if in_a_row.best is not None or not _too_little(caps, floor_bound):
+        found = interleaved(problem, caps, options, in_a_row, near_enough(bound, options))
+    if least is not None:
+        peak = least.peak_memory_bytes
+        found = replace(found, floor_memory_bytes=min(found.floor_memory_bytes, peak))
+        if found.best is None and not _too_little(caps, peak):
+            ticks = least.step_time_ticks
+            found = replace(found, best=least, fastest_ticks=ticks, solved_by=SolvedBy.JUST_IN_TIME)
     if found.best is None:
-        return found
+        return _with_less_memory(problem, caps, options, found, floor_bound)
+    given = scored_start(Instance.of(problem, caps), start)
     if given is not None and given.step_time_ticks < found.best.step_time_ticks:
         ticks = given.step_time_ticks
         found = replace(found, best=given, fastest_ticks=ticks, solved_by=SolvedBy.START)
@@ -100,6 +108,27 @@ def _with_chains(
 
 def _too_little(caps: Caps, floor_bytes: int) -> bool:
     return caps.memory_cap_bytes is not None and caps.memory_cap_bytes < floor_bytes
+
+
+def _with_less_memory(
+    problem: Problem, caps: Caps, options: SolveOptions, found: SolveResult, floor_bound: int
+) -> SolveResult:
+    """Return ``found``, which has no schedule, with the least memory of merged chains in the
+    explanation.
+    """
+    assert found.infeasibility is not None
+    why = found.infeasibility
+    for relaxed in why.relaxations:
+        if relaxed.cap == "memory_cap_bytes":
+            others = replace(caps, **dict.fromkeys(relaxed.lifted))
+            least = least_known(problem, others, options, floor_bound)
+            if least is not None:
+                why = with_less_memory(why, caps, least.peak_memory_bytes, floor_bound)
+    return replace(
+        found,
+        floor_bound_bytes=min(found.floor_bound_bytes, floor_bound),
+        infeasibility=why,
+    )
 
 
 def _claimed(

@@ -123,7 +123,7 @@ def clashes(oracle: FeasibilityOracle, caps: Caps) -> tuple[tuple[Clash, ...], b
     """Return all minimal sets of caps that no schedule keeps together, and whether that is proven.
 
     Where nothing is proven: the one set of those caps without any one of which the others can be
-    kept, or for all that is known might.
+    kept; where there are none, of those without which they might, for all that is known.
     """
     names = stated(caps)
     found: list[Clash] = []
@@ -137,10 +137,8 @@ def clashes(oracle: FeasibilityOracle, caps: Caps) -> tuple[tuple[Clash, ...], b
     if found or not names:  # without caps only a plan can be at fault
         return tuple(found), bool(found)
     without = {name: oracle(replace(caps, **{name: None}))[0] for name in names}
-    matter = tuple(
-        name
-        for name in names
-        if without[name] or (without[name] is None and name not in _ON_BUCKETS)
+    matter = tuple(name for name in names if without[name]) or tuple(
+        name for name in names if without[name] is None and name not in _ON_BUCKETS
     )
     return ((matter or names),), False
 

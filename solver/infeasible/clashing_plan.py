@@ -1,6 +1,6 @@
 """Caps that the user's plan alone breaks: the rule, and the least cap that fits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from apsched.config import Caps
@@ -61,31 +61,56 @@ def _groups(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
 def _prefetch(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
     """Yield the launches that the plan places further ahead than the cap on prefetch.
 
-    Where compute moves, the node that needs a result may come sooner by the cap on moves, and a
-    place of the plan counts the nodes that then stand before it.
+    Where compute moves, the node that needs a result may come sooner by the cap on moves, but
+    behind all compute whose results it takes; a place of the plan counts the nodes that then stand
+    before it.
     """
-    if caps.max_compute_move is None:
+    planned = [c for c, one in enumerate(problem.collectives) if one.restriction.start_slots]
+    if caps.max_prefetch is None or not planned:
         return
-    sooner = caps.max_compute_move
-    place = {node: k - sooner for k, node in enumerate(problem.compute_order)}
-    for c, collective in enumerate(problem.collectives):
+    place = {node: k for k, node in enumerate(problem.compute_order)}
+    moves = len(place) if caps.max_compute_move is None else caps.max_compute_move
+    before: dict[int, int] = {}
+
+    def soonest(node: int) -> int:
+        if moves and node not in before:
+            before[node] = _num_before(problem, node, place)
+        return max(place[node] - moves, before[node]) if moves else place[node]
+
+    for c in planned:
+        collective = problem.collectives[c]
         slots = collective.restriction.start_slots
-        if caps.max_prefetch is None or slots is None or not problem.needs[c]:
+        if slots is None or not problem.needs[c]:
             continue
         needs = [
-            place[problem.needs[d][0]] for d in _mates(problem, c) if problem.needs[d]
+            problem.needs[d] for d in _mates(problem, c) if problem.needs[d]
         ]  # of a bucket the first one counts
-        distance = min(max(need - slots[1], 0) for need in needs if need + 2 * sooner >= slots[1])
+        distance = min(
+            max(min(map(soonest, nodes)) - slots[1], 0)
+            for nodes in needs
+            if place[nodes[0]] + moves >= slots[1]
+        )
         if distance > caps.max_prefetch:
             yield PlanClash(
                 cap="max_prefetch",
                 least=distance,
                 nodes=(problem.node_names[collective.start],),
                 message=(
-                    f"the plan wants a launch {distance} compute nodes ahead, more than"
-                    f" max_prefetch of {caps.max_prefetch}: {_rules(problem, [c])}"
+                    f"the plan wants a launch {'at least ' if moves else ''}{distance} compute"
+                    f" nodes ahead, more than max_prefetch of {caps.max_prefetch}:"
+                    f" {_rules(problem, [c])}"
                 ),
             )
+
+
+def _num_before(problem: Problem, node: int, place: Mapping[int, int]) -> int:
+    """Return the number of compute nodes, which have a ``place``, that ``node`` comes behind."""
+    seen, left = {node}, [node]
+    while left:
+        found = [p for p in problem.predecessors[left.pop()] if p not in seen]
+        seen.update(found)
+        left += found
+    return sum(p in place for p in seen) - 1
 
 
 def _mates(problem: Problem, c: int) -> Iterator[int]:
@@ -102,6 +127,12 @@ def _mates(problem: Problem, c: int) -> Iterator[int]:
             or (may and not one.restriction.closed and not other.restriction.closed)
         ):
             yield d
+
+
+def rules_with_places(problem: Problem) -> str:
+    """Return the rules that state places of launches; empty for none."""
+    planned = [c for c, one in enumerate(problem.collectives) if one.restriction.start_slots]
+    return _rules(problem, planned)
 
 
 def _rules(problem: Problem, members: list[int]) -> str:

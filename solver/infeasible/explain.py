@@ -2,6 +2,8 @@
 the least value of each cap that fits.
 """
 
+from dataclasses import replace
+
 from apsched.config import Caps, SolveOptions
 from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem, without_plan
@@ -13,10 +15,11 @@ from apsched.schedule.schedule import Schedule, StepKind
 from apsched.schedule.simulate import simulate
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.infeasible.clashing_caps import Clash, FeasibilityOracle, clashes, relaxations
-from apsched.solver.infeasible.clashing_plan import plan_clashes
+from apsched.solver.infeasible.clashing_plan import plan_clashes, rules_with_places
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.search.just_in_time import just_in_time, without_caps_on_launches
 
+_MEMORY = "memory_cap_bytes"
 _NODES_NAMED = 5
 _PLACES = 3
 _LARGEST = 4
@@ -48,6 +51,9 @@ def explain(instance: Instance, options: SolveOptions) -> Infeasibility:
         by_plan = planned.get(clash[0]) if len(clash) == 1 else None
         sentences.append(by_plan.message if by_plan else _clash_text(caps, clash, relaxed, proven))
         nodes += by_plan.nodes[:_NODES_NAMED] if by_plan else ()
+    if "max_prefetch" in names and "max_prefetch" not in planned:
+        rules = rules_with_places(problem)
+        sentences += [f"the plan places launches: {rules}"] if rules else []
     if not found:
         sentences.append("no schedule was found that keeps the plan")
     if "memory_cap_bytes" in names:
@@ -62,6 +68,31 @@ def explain(instance: Instance, options: SolveOptions) -> Infeasibility:
         message=f"no schedule fits: {'; '.join(sentences)}"
         + (f" (at {', '.join(nodes)})" if nodes else ""),
     )
+
+
+def with_less_memory(
+    why: Infeasibility, caps: Caps, least_bytes: int, bound_bytes: int
+) -> Infeasibility:
+    """Return ``why`` with a schedule that needs ``least_bytes``, and ``bound_bytes`` as the proven
+    bound, where the cap on memory has none that needs less.
+    """
+    relaxed = tuple(
+        replace(
+            r,
+            least=least_bytes if r.least is None else min(r.least, least_bytes),
+            bound=min(r.bound, bound_bytes),
+        )
+        if r.cap == _MEMORY
+        else r
+        for r in why.relaxations
+    )
+    message = why.message
+    if (_MEMORY,) in why.clashes:
+        before, after = (
+            _clash_text(caps, (_MEMORY,), known, why.proven) for known in (why.relaxations, relaxed)
+        )
+        message = message.replace(before, after)
+    return replace(why, relaxations=relaxed, message=message)
 
 
 def _clash_text(caps: Caps, clash: Clash, relaxed: tuple[Relaxation, ...], proven: bool) -> str:

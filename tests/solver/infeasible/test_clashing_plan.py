@@ -89,3 +89,50 @@ def test_what_shares_the_launch_may_be_needed_a_move_later() -> None:
     assert plan_clashes(problem, caps) == ()
     (clash,) = plan_clashes(problem, replace(caps, max_compute_move=0))
     assert (clash.cap, clash.least) == ("max_prefetch", 9 - 3)
+
+
+def test_compute_that_may_move_stays_behind_what_it_takes() -> None:
+    """A chain: the node that needs the gather can come no sooner than as captured."""
+    b = ByHand()
+    gather = b.start("all_gather", "ag", b.input("s", 512, kept=True), 512, 1024)
+    wait = b.wait("w", gather)
+    x = b.input("x", 512)
+    for k in range(10):
+        x = b.compute(f"k{k}", 1, x, *([wait] if k == 8 else []), size=512)
+    problem = b.output(x)
+    planned = replace(problem.collectives[0], restriction=Restriction(start_slots=(2, 2)))
+    problem = replace(problem, collectives=(planned,))
+    caps = Caps(max_prefetch=4, memory_cap_bytes=2**20)
+    for moves in (None, 200):
+        (clash,) = plan_clashes(problem, replace(caps, max_compute_move=moves))
+        assert (clash.cap, clash.least) == ("max_prefetch", 8 - 2)
+        why = solve(problem, replace(caps, max_compute_move=moves)).infeasibility
+        assert why is not None
+        assert why.proven
+        assert why.clashes == (("max_prefetch",),)
+        assert "a launch at least 6 compute nodes ahead" in why.message
+        assert "memory" not in why.message
+
+
+def test_a_memory_cap_with_no_part_in_a_clash_that_is_not_proven_is_not_named() -> None:
+    """Each gather may share a launch with one that is needed sooner: that is not ruled out."""
+    b = ByHand()
+    x = b.input("x", 512)
+    waits = [
+        b.wait(
+            f"w{i}", b.start("all_gather", f"ag{i}", b.input(f"s{i}", 512, kept=True), 512, 1024)
+        )
+        for i in range(12)
+    ]
+    for k in range(60):
+        x = b.compute(f"k{k}", 1, x, *waits[k // 5 : k // 5 + 1], size=512)
+    plan = Plan((Rule(match=r".*(w6|w9)", prefetch=18),))
+    problem = restricted(named(b.output(x)), plan)
+    caps = Caps(max_prefetch=4, memory_cap_bytes=2**30)
+    assert plan_clashes(problem, caps) == ()
+    why = solve(problem, caps, SolveOptions(budget=0.0)).infeasibility
+    assert why is not None
+    assert why.least[0][0] == "max_prefetch"
+    assert why.clashes == (("max_prefetch",),)
+    assert "memory" not in why.message
+    assert "rule 1 (" in why.message

@@ -20,6 +20,7 @@ from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
 from apsched.problem.build import build_problem
 from apsched.problem.problem import check_problem
+from apsched.quantities import show_bytes
 from apsched.schedule.analysis.moved_compute import furthest_move, moved_compute
 from apsched.schedule.result import ALTERNATING, IN_A_ROW
 from apsched.schedule.schedule import Schedule, Step, StepKind
@@ -28,7 +29,8 @@ from apsched.schedule.verify import verify
 from apsched.solver import AlongCaps, Known, solve_requested
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.reordered import Orders
-from apsched.solver.interleave.interleave import _MERGES, interleaved
+from apsched.solver.interleave.interleave import interleaved
+from apsched.solver.interleave.least_memory import MERGES, least_memory, schedule_of_least_memory
 from apsched.solver.interleave.merge import Merge, merged
 from apsched.solver.interleave.units import units_of
 from tests.helpers.problems.by_hand import ByHand
@@ -36,14 +38,13 @@ from tests.helpers.problems.by_hand import ByHand
 QUICK = SolveOptions(budget=0.2)
 
 
-@pytest.fixture(scope="module")
-def dags():
+def captured(seq_len: int) -> list:
     mesh = MeshSpec.parse("fsdp=2,tp=2")
     with world(mesh.world_size):
         capture = capture_preset(
             "llama3-debug",
             mesh=mesh,
-            seq_len=4096,
+            seq_len=seq_len,
             num_layers=2,
             micro_batches=MicroBatchChoice(count=2),
         )
@@ -51,6 +52,11 @@ def dags():
         return [
             export_graph(graph, model, group_ranks=capture.group_ranks) for graph in capture.graphs
         ]
+
+
+@pytest.fixture(scope="module")
+def dags():
+    return captured(4096)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +68,7 @@ def in_order(order) -> Schedule:
     return Schedule(buckets=(), steps=tuple(Step(StepKind.NODE, node) for node in order))
 
 
-@pytest.mark.parametrize("merge", [*_MERGES, Merge(apart=3), Merge(apart=10_000)], ids=str)
+@pytest.mark.parametrize("merge", [*MERGES, Merge(apart=3), Merge(apart=10_000)], ids=str)
 def test_merges_are_orders_that_keep_each_chain_and_each_kernel(problems, merge):
     for problem in problems:
         order = merged(problem, merge)
@@ -87,7 +93,9 @@ def test_a_merge_answers_where_in_a_row_does_not_fit(problems):
     assert found.best is not None
     assert not verify(forward, found.best.schedule, caps)
     assert "chains merged" in found.solved_by
-    assert found.baselines == none.baselines
+    assert found.baselines[: len(none.baselines)] == none.baselines
+    assert [b.name for b in found.baselines[len(none.baselines) :]] == [ALTERNATING]
+    assert found.baselines[-1].fits
 
 
 def test_no_merge_is_tried_where_no_order_fits(problems, monkeypatch):
@@ -173,6 +181,23 @@ def test_a_memory_cap_holds_and_interleaving_gives_way_step_by_step(problems):
     assert tight.best.step_time_ticks >= free.bound_ticks
     none = solve_requested(backward, replace(caps, memory_cap_bytes=1), QUICK)
     assert none.best is None
+
+
+def test_the_least_memory_is_at_most_that_of_every_schedule_and_merges_are_tried():
+    backward, caps = build_problem(captured(64)[1]), Caps(max_compute_move=200)
+    options = SolveOptions(budget=0.0)
+    least, bound = least_memory(backward, caps, options)
+    assert bound <= least < least_memory(replace(backward, chains=()), caps, options)[0]
+    schedule = schedule_of_least_memory(backward, caps, options)
+    assert not verify(backward, schedule, replace(caps, memory_cap_bytes=least))
+    found = solve_requested(backward, caps, options)
+    assert bound <= found.floor_memory_bytes <= least
+    peaks = [b.peak_memory_bytes for b in (*found.baselines, *found.trade_offs)]
+    assert found.floor_memory_bytes <= min(peaks)
+    short = solve_requested(backward, replace(caps, memory_cap_bytes=bound - 1), options)
+    ((_, advised),) = short.infeasibility.least
+    assert advised == least == short.floor_memory_bytes
+    assert f"is {show_bytes(least)}, more than the cap" in short.infeasibility.message
 
 
 def test_a_start_that_is_interleaved_is_a_start(problems):
