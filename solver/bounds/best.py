@@ -148,11 +148,13 @@ def fixed_order_bound(instance: Instance) -> TimeBound:
 
 def any_order_bound(instance: Instance, orders: Orders) -> TimeBound:
     """Return the best bound on schedules in which compute moves, without contention; ``instance``
-    is as captured.
+    is as captured. Of several chains places count within a chain: the cap on moves bounds none.
     """
     if not instance.problem.collectives:
         return _compute_only(instance)
     instance = without_copies(instance)
+    if max(instance.problem.chains, default=0) > 0:
+        instance = instance.within(replace(instance.caps, max_compute_move=None))
     costs = costs_of(instance)
     loose = loose_program(instance, orders, costs)
     ends = ends_of(loose, instance.caps.max_compute_move)

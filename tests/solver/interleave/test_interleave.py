@@ -29,6 +29,7 @@ from apsched.schedule.verify import verify
 from apsched.solver import AlongCaps, Known, solve_requested
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.reordered import Orders
+from apsched.solver.bounds.best import best_bound
 from apsched.solver.interleave.interleave import interleaved
 from apsched.solver.interleave.least_memory import MERGES, least_memory, schedule_of_least_memory
 from apsched.solver.interleave.merge import Merge, merged
@@ -165,6 +166,17 @@ def test_the_answer_is_no_slower_than_in_a_row_and_beats_it_in_forward(problems)
             assert moved_compute(problem, answer.best.schedule) < moved_compute(
                 captured, answer.best.schedule
             )
+
+
+def test_the_cap_on_moves_raises_no_bound(problems):
+    """It counts within a chain: in the whole order a node moves further."""
+    for problem in problems:
+        anywhere, near = (
+            best_bound(instance, Orders(instance)).ticks
+            for moves in (None, 1)
+            for instance in (Instance.of(problem, Caps(max_compute_move=moves)),)
+        )
+        assert near == anywhere
 
 
 def test_compute_as_captured_and_plans_that_name_places_are_not_interleaved(problems):
