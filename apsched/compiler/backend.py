@@ -93,6 +93,17 @@ class Backend:
             partition=partial(self._partition, names),
         )
 
+    @property
+    def _stated(self) -> dict[str, object]:
+        """The settings that change the joint graph, by name."""
+        keep = None if self.keep is None else ", ".join(self.keep.entries) or self.keep.mode
+        return {
+            "inductor": self.inductor,
+            "keep": keep,
+            "reduce": self.reduce,
+            "reshard_after_forward": self.reshard_after_forward,
+        }
+
     def _parameters(self, gm: torch.fx.GraphModule) -> dict[int, str]:
         try:
             return dynamo_parameters(gm)
@@ -117,6 +128,7 @@ class Backend:
                 self.reshard_after_forward if self.keep is None else True,
                 self.settings,
                 self.reduce,
+                self._stated,
             ),
             "post_grad_custom_post_pass": InductorPass(self.settings, names, self.results),
         }
@@ -159,7 +171,7 @@ class Backend:
             prepared = run_passes(joint, (*passes, *summed, mark_chains())).module
             return resharded(partition(prepared), kept_in_node(chosen), self.settings)
 
-        prepared = prepare_joint(joint, self.settings, prepare)
+        prepared = prepare_joint(joint, self.settings, prepare, self._stated)
         return partition(joint) if prepared is None else prepared
 
     def _compile(

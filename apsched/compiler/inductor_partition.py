@@ -11,6 +11,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx import GraphModule
 
 from apsched.compiler.fingerprint import fingerprint
+from apsched.compiler.inductor_pass import AS_IT_WAS
 from apsched.compiler.keep import Pair, chosen_parameters, resharded
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.schedule_graph import prepare_joint
@@ -40,6 +41,9 @@ class KeepPartition(CustomPartitionerFn):
 
         def partition(module: GraphModule) -> Pair:
             return own(module, joint_inputs, **options)
+
+        if gm.meta.get(AS_IT_WAS):
+            return partition(gm)
 
         def with_tags(kept: Choice) -> Pair:
             module = copied(gm)

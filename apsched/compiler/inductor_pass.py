@@ -25,6 +25,9 @@ from apsched.pipeline.result import Result
 from apsched.problem.plan.rules import digest
 from apsched.torch_compat.compilers import name_parameters, replace_graph
 
+AS_IT_WAS = "apsched_as_it_was"
+"""Key in ``meta`` of a joint graph that stays unchanged on all process ranks."""
+
 
 @dataclass(frozen=True, eq=False)
 class InductorPass(CustomGraphPass):
@@ -82,6 +85,8 @@ class ParameterPass(CustomGraphPass):
     reshard_after_forward: bool | None
     settings: Settings
     reduce: str = REDUCE_EACH
+    stated: Mapping[str, object] | None = None
+    """Settings that all process ranks compare first."""
 
     def __call__(self, graph: Graph) -> None:
         """Tag the nodes of a joint graph in place, or none of them; nothing on others."""
@@ -98,7 +103,8 @@ class ParameterPass(CustomGraphPass):
             set_chains(graph)
             return tagged
 
-        if prepare_joint(module, self.settings, tag) is not tagged:
+        if prepare_joint(module, self.settings, tag, self.stated) is not tagged:
+            module.meta[AS_IT_WAS] = True
             for node, meta in before.items():
                 node.meta = meta
 

@@ -12,7 +12,7 @@ from apsched.compiler.eager_parallel import warn_of_hidden_collectives
 from apsched.compiler.inductor_settings import check_inductor
 from apsched.compiler.ranks.agreement import GraphAgreement, agreement_of
 from apsched.compiler.ranks.failures import in_words
-from apsched.compiler.ranks.launches import Launch, launches_of
+from apsched.compiler.ranks.launches import Launch, collectives_digest, launches_of
 from apsched.compiler.schedule_captured import RESULT, groups_of, process_rank, scheduled
 from apsched.compiler.settings import Settings
 from apsched.errors import AgreementError, ApschedError
@@ -102,17 +102,28 @@ def prepare_joint(
     joint: torch.fx.GraphModule,
     settings: Settings,
     prepare: Callable[[GraphAgreement | None], T],
+    stated: Mapping[str, object] | None = None,
 ) -> T | None:
     """Return the result of ``prepare``, which prepares ``joint`` for the partitioner, given the
     agreement of the process ranks on it; with ``on_error="fallback"`` nothing where that fails on
-    any process rank.
+    any process rank, or where the settings ``stated`` are not the same on all. ``None``: they are
+    compared already.
     """
+
+    def attempt(agreement: GraphAgreement | None) -> tuple[T, Launches]:
+        if agreement is not None and stated is not None:
+            capped = "None" if settings.memory_cap is None else "stated"
+            known = {**stated, "memory_cap": capped, "on_error": settings.on_error}
+            texts = {name: str(value) for name, value in known.items()}
+            agreement.same_settings(collectives_digest(joint), texts)
+        return prepare(agreement), {}
+
     return all_or_none(
         lambda: agreement_of(joint, settings.deadline_s),
         None,
         settings,
         "joint",
-        lambda agreement: (prepare(agreement), {}),
+        attempt,
     )
 
 

@@ -61,6 +61,14 @@ def test_all_process_ranks_keep_the_same(jobs, size) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("form", ["aot_eager", "inductor"])
+def test_where_one_has_another_choice_all_have_the_graphs_of_torch(jobs, form) -> None:
+    """With ``on_error="fallback"``: the joint graph is not changed on any process rank."""
+    for report in jobs[2]:
+        assert report["other on one"][form]["num_unequal"] == 0
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("size", [2, 4])
 def test_graphs_compute_the_same_whatever_is_kept(jobs, size) -> None:
     for report in jobs[size]:

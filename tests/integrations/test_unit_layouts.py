@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 import apsched
 from apsched.capture.fake_world import world
 from apsched.capture.fsdp2 import capture_fsdp2
+from apsched.integrations.fsdp2 import apply_fsdp2
 from apsched.integrations.fsdp2_units import units_of
 from tests.helpers.graphs.unit_layouts import LAYOUTS, blocks, layout
 from tests.helpers.processes import WORKERS, Job, run_jobs
@@ -79,6 +80,7 @@ def test_only_an_embedding_that_is_not_checkpointed_is_not_gathered_in_backward(
         for unit in model:
             fully_shard(unit)
         found = apsched.tune_fsdp2(fully_shard(model), TOKENS, budget=0.0, memory_cap="none")
+        assert apply_fsdp2(model, found.results) == found.settings
     units = {unit.name: unit for unit in found.settings.units}
     assert [u.unshard_in_backward for u in units.values()] == [True, name == "checkpointed"] + (
         [True] * 2

@@ -16,7 +16,8 @@ lowest process rank is its *leader*.
 
 Where a compiler may find code for the graph in a cache, and would then ask for nothing, each says
 first in the same way whether it has found any; it counts where all have, and it launches the same.
-The memory in use goes up and comes down in the same way, and all take the largest.
+The memory in use goes up and comes down in the same way, and all take the largest. So do the
+settings that change a joint graph, before anything is changed; where they differ, nothing is.
 """
 
 import logging
@@ -37,7 +38,13 @@ from apsched.compiler.ranks.channel import (
     Group,
     groups_with_keys,
 )
-from apsched.compiler.ranks.failures import differences, in_words, raise_failure, ranks_text
+from apsched.compiler.ranks.failures import (
+    differences,
+    in_words,
+    other_settings,
+    raise_failure,
+    ranks_text,
+)
 from apsched.compiler.ranks.job import DEFAULT_DEADLINE_S, Job, running_job
 from apsched.compiler.ranks.launches import (
     Launch,
@@ -56,8 +63,9 @@ least.
 """
 _OF_SHARDS = ("memory_cap_bytes",)
 """Settings that may depend on the sizes of shards: ``floor`` is the least of each graph."""
-_CODE, _MEMORY, _ORDER = "code", "memory", "order"
+_SETTINGS, _CODE, _MEMORY, _ORDER = "settings", "code", "memory", "order"
 _ABOUT = {
+    _SETTINGS: "its settings",
     _CODE: "its cached code for the graph",
     _MEMORY: "the memory of its device (it does not where its memory_cap or keep is another)",
     _ORDER: "its launches",
@@ -207,6 +215,14 @@ class GraphAgreement:
         verdict = self._agreed(_CODE, digests)
         return verdict.wrong != _AGAIN and not verdict.checked().wrong
 
+    def same_settings(self, graph: str, settings: Mapping[str, str]) -> None:
+        """Return if all process ranks that have this ``graph`` have these ``settings``, and the
+        same compiler; else raise ``AgreementError`` on all of them.
+        """
+        own = {"graph": graph, "settings": dict(settings)}
+        if wrong := self._verdict(_SETTINGS, dict.fromkeys(self.groups, own)):
+            raise AgreementError(wrong)
+
     def largest(self, values: Sequence[int]) -> tuple[int, ...]:
         """Return the largest of each of ``values`` of all process ranks; later calls: the same."""
         if self._largest is None:
@@ -323,6 +339,8 @@ class GraphAgreement:
             return self.channel.silence(missing, group, _ABOUT[topic], ORDERS_BY)
         if topic == _MEMORY or len(received) < len(group.ranks):
             return ""  # nothing to compare, or another group has failed already
+        if topic == _SETTINGS:
+            return other_settings(received)
         digests = {rank: words["digest"] for rank, words in received.items()}
         if topic == _CODE:
             return _AGAIN if None in digests.values() or len(set(digests.values())) > 1 else ""
@@ -359,7 +377,7 @@ class GraphAgreement:
             for number in range(self._num_answers or 1)
             for what in (f"answer {number} identity", f"answer {number}")
         ]
-        topics = tuple(_ABOUT) if orders else (_MEMORY,)
+        topics = tuple(_ABOUT) if orders else (_SETTINGS, _MEMORY)
         for group in self.channel.led():
             verdicts = [f"{topic} verdict" for topic in topics]
             self.channel.send_once(group, [*answers, *verdicts], failure)

@@ -54,3 +54,27 @@ def differences(
         for key in sorted({*own, *theirs})
         if own.get(key) != theirs.get(key) and key not in without
     )
+
+
+COMPILER = "inductor"
+"""The setting that has to be the same also where graphs differ: process ranks compare other things
+under Inductor.
+"""
+
+
+def other_settings(stated: Mapping[int, Mapping[str, Any]]) -> str:
+    """Return the error for process ranks with the same graph and other settings than the lowest
+    one, or with another compiler; empty for none. ``stated`` are graph and settings by process
+    rank.
+    """
+    first = min(stated)
+    for rank, words in sorted(stated.items()):
+        own, theirs = (dict(one["settings"]) for one in (words, stated[first]))
+        if words["graph"] != stated[first]["graph"]:
+            own, theirs = ({COMPILER: one.get(COMPILER, "nothing")} for one in (own, theirs))
+        if differing := differences(own, theirs):
+            return (
+                f"process rank {rank} has other settings than process rank {first}: {differing};"
+                " give all process ranks the same settings"
+            )
+    return ""

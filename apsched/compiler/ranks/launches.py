@@ -19,6 +19,7 @@ from apsched.fx.collectives import (
     group_name,
     input_nodes,
     is_blocking_collective,
+    is_collective,
     reduce_op,
     tensor_bytes,
     tensors_of,
@@ -99,6 +100,12 @@ def groups_of(module: torch.fx.GraphModule) -> tuple[str, ...]:
             if (group := _group_of(node)) is not None
         )
     )
+
+
+def collectives_digest(module: torch.fx.GraphModule) -> str:
+    """Return a digest of the collectives of a graph, without sizes: shards may differ."""
+    found = [str(node.target) for node in module.graph.nodes if is_collective(node)]
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()
 
 
 def order_digest(launches: Sequence[Launch]) -> str:

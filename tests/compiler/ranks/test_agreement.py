@@ -426,6 +426,35 @@ def test_nobody_goes_on_where_one_never_hears_that_all_may():
     assert "not all of 4 process ranks have received" in str(found[0])
 
 
+def states(graph: str = "joint", **settings: str) -> Body:
+    """Return a process rank that compares the settings of its joint graph; it returns nothing."""
+
+    def body(job: Job) -> object:
+        groups = MESH[job.rank]
+        with GraphAgreement(job, groups) as agreement:
+            agreement.same_settings(graph, settings)
+            agreement.check(dict.fromkeys(groups, USUAL))
+
+    return body
+
+
+@pytest.mark.parametrize("odd", range(4))
+def test_settings_of_a_joint_graph_that_differ_are_named_on_all(odd):
+    began_s = time.monotonic()
+    found = run(*[states(keep="all" if rank == odd else "none", a="b") for rank in range(4)])
+    all_say(found, "has other settings than process rank", ": keep ", "give all process ranks the")
+    assert len({str(error) for error in found}) == 1
+    assert time.monotonic() - began_s < PATIENT_S / 2
+
+
+def test_settings_of_other_graphs_may_differ_but_for_the_compiler():
+    """Stages of a pipeline."""
+    stages = [states(str(rank // 2), keep=str(rank // 2), inductor="False") for rank in range(4)]
+    assert run(*stages) == [None] * 4
+    found = run(*stages[:3], states("1", keep="1", inductor="True"))
+    all_say(found, "inductor True here, False there")
+
+
 def most(
     groups: Mapping[str, Sequence[int]], *values: int, fails: bool = False, late_s: float = 0.0
 ) -> Body:

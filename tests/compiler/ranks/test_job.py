@@ -194,6 +194,7 @@ def test_what_fits_nowhere_is_the_same_error_or_the_same_fallback(four):
         "another graph, fallback",
         "too late, fallback",
         "unprepared, fallback",
+        "other joint settings, fallback",
     ],
 )
 def test_where_one_falls_back_all_do(four, case):
@@ -206,6 +207,13 @@ def test_where_one_falls_back_all_do(four, case):
 
 def test_a_joint_graph_that_one_cannot_prepare_is_an_error_on_all(four):
     assert same_error(of(four, "unprepared"), "InputError|AgreementError").endswith("no role")
+
+
+def test_a_joint_graph_with_other_settings_on_one_is_an_error_that_names_them(four):
+    """Before it is changed."""
+    assert "reshard_after_forward True here, False there" in same_error(
+        of(four, "other joint settings"), "AgreementError"
+    )
 
 
 def test_one_that_dies_while_it_solves_leaves_the_others_the_graph_as_it_was(jobs):

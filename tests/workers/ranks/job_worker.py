@@ -209,6 +209,17 @@ def cases(rank: int, world_size: int, folder: Path) -> dict[str, Case]:
 
         return run
 
+    def other_joint_settings(on_error: str) -> Case:
+        """One process rank gathers again in backward, the others do not."""
+
+        def run() -> object:
+            joint = toy(everybody).module
+            settings = Settings(on_error=on_error, deadline_s=PATIENT_S)
+            stated = {"reshard_after_forward": rank == odd_graph}
+            return prepare_joint(joint, settings, lambda _: joint, stated) is None
+
+        return run
+
     def stages() -> object:
         """Two stages of a pipeline: other graphs, and one has two of them."""
         stage = dist.new_group([0, 1]), dist.new_group([2, 3])
@@ -264,6 +275,8 @@ def cases(rank: int, world_size: int, folder: Path) -> dict[str, Case]:
         "another graph, fallback": another_graph_falls_back,
         "too late, fallback": too_late_falls_back,
         "unprepared": unprepared("raise"),
+        "other joint settings": other_joint_settings("raise"),
+        "other joint settings, fallback": other_joint_settings("fallback"),
         "unprepared, fallback": unprepared("fallback"),
         "stages": stages,
         "cache, first": cached(),

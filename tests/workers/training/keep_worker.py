@@ -88,6 +88,18 @@ def compiled() -> dict[str, object]:
     return found
 
 
+def other_on_one() -> dict[str, object]:
+    """Train with another choice on process rank 1, which has to be that of nobody."""
+    module, inputs = small(partial(layers, 4), [4] * NUM_STEPS)
+    found: dict[str, object] = {}
+    for label, inductor in (("aot_eager", False), ("inductor", True)):
+        expected = train(module, inputs, label)
+        choices = {"keep": "all"} if dist.get_rank() == 1 else {"reshard_after_forward": True}
+        backend = apsched.backend(inductor=inductor, **choices, **{**QUICK, "on_error": "fallback"})
+        found[label] = compare(expected, train(module, inputs, backend))
+    return found
+
+
 def on_two_nodes(cluster: Path, *, inductor: bool) -> dict[str, object]:
     """Train layers whose parameters take several blocks of memory, resharded in their node: by the
     user, and as solved under a memory cap.
@@ -136,6 +148,8 @@ def report(world_size: int, folder: Path) -> dict[str, object]:
     cluster = folder / f"two-nodes-{dist.get_rank()}.toml"
     cluster.write_text(TWO_NODES)
     found = {"compiled": compiled(), "graphs": interpreted(world_size)}
+    if world_size == 2:
+        found["other on one"] = other_on_one()
     if world_size == 4:
         found["two nodes"] = on_two_nodes(cluster, inductor=False)
         found["two nodes, inductor"] = on_two_nodes(cluster, inductor=True)
