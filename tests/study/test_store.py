@@ -150,6 +150,18 @@ def test_pairs_are_in_the_order_of_their_options(tmp_path: Path) -> None:
     assert [pair.one.described["k"] for pair in found.pairs] == list(range(NUM_POINTS))
 
 
+def test_an_ignored_option_has_one_value_in_each_study(tmp_path: Path) -> None:
+    write_all(str(tmp_path), 1)
+    points = Store(tmp_path).points()
+    with pytest.raises(InputError, match=r"--ignore: expected one of .*k.*; found 'bogus'"):
+        compared(points, points, ("bogus",))
+    with pytest.raises(InputError, match=rf"found {NUM_POINTS} points with 1 questions"):
+        compared(points, points, ("k",))
+    one, other = points[:1], [replace(points[0], described={"k": -1})]
+    assert len(compared(one, other).pairs) == 0
+    assert len(compared(one, other, ("k",)).pairs) == 1
+
+
 def test_merge_and_export(run: Run, two_studies: tuple[Path, Path], tmp_path: Path) -> None:
     """A merged study has every point of both, once, with its files; a table has a row for each."""
     ran = run("study", "merge", *two_studies, "-o", tmp_path / "both")

@@ -6,6 +6,7 @@ from math import inf
 from typing import Any
 
 from apsched.atomic_files import digest
+from apsched.errors import InputError
 from apsched.names import graph_order, is_graph_name
 from apsched.study.store import Point, Store
 
@@ -51,9 +52,17 @@ class Compared:
 def compared(one: Sequence[Point], other: Sequence[Point], ignored: Sequence[str] = ()) -> Compared:
     """Match points by their options, those in ``ignored`` left out, and their memory cap; graphs
     and versions may differ. Pairs come by graph, then by options, then by ascending memory cap.
+
+    ``InputError`` for an ignored name that no point has, and where points of one study differ in
+    nothing else: which of them answers the question of the other study is open.
     """
-    first = {_question(point, ignored): point for point in one}
-    second = {_question(point, ignored): point for point in other}
+    names = {name for point in (*one, *other) for name in point.described}
+    for name in ignored:
+        if name not in names:
+            raise InputError(
+                f"--ignore: expected one of {', '.join(sorted(names))}; found {name!r}"
+            )
+    first, second = (_by_question(points, ignored) for points in (one, other))
     return Compared(
         pairs=tuple(
             Pair(one=point, other=second[key])
@@ -101,6 +110,17 @@ def _place(point: Point) -> tuple[Any, ...]:
     ]
     known = graph_order(name) if is_graph_name(name) else (0, 0)
     return known, name, options, inf if cap is None else cap
+
+
+def _by_question(points: Sequence[Point], ignored: Sequence[str]) -> dict[str, Point]:
+    found = {_question(point, ignored): point for point in points}
+    if ignored and len(found) < len({_question(point, ()) for point in points}):
+        raise InputError(
+            f"--ignore {' '.join(ignored)}: expected options that have one value in each study,"
+            f" found {len(points)} points with {len(found)} questions without them; drop --ignore,"
+            " or compare studies of one value each"
+        )
+    return found
 
 
 def _question(point: Point, ignored: Sequence[str]) -> str:
