@@ -104,12 +104,14 @@ class Step:
         forward and a backward graph with FX graphs.
         """
         graphs = pair_of(graphs)
-        always, never = by_rules(request.plan, [p.name for p in parameters_of(graphs)])
+        gathered = {c.module for graph in graphs for c in graph.problem.collectives if c.module}
+        names = [p.name for p in parameters_of(graphs)]
+        always, never = by_rules(request.plan, names, gathered)
         step = cls(
             graphs=graphs,
             request=request,
             progress=progress,
-            cap_bytes=_cap_bytes(graphs, request, progress),
+            cap_bytes=(None, None),
             always=always,
             never=never,
         )
@@ -117,12 +119,19 @@ class Step:
         found = parameters_of(graphs, problems[1])
         kind = {CollectiveKind.ALL_GATHER}
         together = together_by_plan({p.name: p.name for p in found}, problems, kind)
-        return replace(step, parameters=tuple(replace(p, together=together[p.name]) for p in found))
+        parameters = tuple(replace(p, together=together[p.name]) for p in found)
+        return replace(step, parameters=parameters).with_cap(request.memory_cap)
 
     def with_cap(self, memory_cap: MemoryCap | None) -> "Step":
-        """Return this step under another memory cap, with the graphs that are made already."""
+        """Return this step under another memory cap, with the graphs that are made already; a floor
+        is that with only those parameters kept that a rule keeps.
+        """
         request = replace(self.request, memory_cap=memory_cap)
-        cap_bytes = _cap_bytes(self.graphs, request, self.progress)
+        if memory_cap is None or not memory_cap.above_floor:
+            cap_bytes = _cap_bytes(self.graphs, request, self.progress)
+        else:
+            beside = self.beside_bytes(self.always)
+            cap_bytes = _cap_bytes(self.least, request, self.progress, beside)
         return replace(self, request=request, cap_bytes=cap_bytes, solved={})
 
     def with_more(self, size_bytes: int) -> "Step":
@@ -271,12 +280,15 @@ def lowered(caps: Caps, size_bytes: int) -> Caps:
 
 
 def _cap_bytes(
-    graphs: Graphs, request: SolveRequest, progress: Progress
+    graphs: Graphs, request: SolveRequest, progress: Progress, beside_bytes: int = 0
 ) -> tuple[int | None, int | None]:
-    """Return the memory caps of forward and of backward; a stated one is the same for both, also
-    above a floor.
+    """Return the memory caps of forward and of backward, which has ``beside_bytes`` more alive; a
+    stated one is the same for both, also above a floor.
     """
-    caps = [resolve_caps(graph, request, progress).memory_cap_bytes for graph in graphs]
+    forward, backward = (
+        resolve_caps(graph, request, progress).memory_cap_bytes for graph in graphs
+    )
+    caps = [forward, None if backward is None else backward + beside_bytes]
     stated = [cap for cap in caps if cap is not None]
     if request.memory_cap is not None and stated:
         caps = [max(stated)] * 2

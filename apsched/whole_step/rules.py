@@ -15,9 +15,12 @@ from apsched.whole_step.choices import Choice
 _NEAREST = 3
 
 
-def by_rules(plan: Plan, names: Sequence[str]) -> tuple[Choice, Choice]:
+def by_rules(
+    plan: Plan, names: Sequence[str], gathered: Collection[str] = ()
+) -> tuple[Choice, Choice]:
     """Return those of the parameters ``names`` that ``plan`` keeps, and those that it has gathered
-    again.
+    again. That none of ``gathered``, in one graph or in both, is kept already holds of those that
+    are not in ``names``.
 
     ``InputError`` for a rule that matches none of them, and for two that contradict each other.
     """
@@ -26,7 +29,8 @@ def by_rules(plan: Plan, names: Sequence[str]) -> tuple[Choice, Choice]:
         if rule.keep is None:
             continue
         matched = [name for name in names if re.fullmatch(rule.match, name)]
-        if not matched:
+        holds = not rule.keep and any(re.fullmatch(rule.match, name) for name in gathered)
+        if not matched and not holds:
             raise InputError(
                 f"{_text(plan, i)} matches no parameter that forward and backward both gather:"
                 f" {_hint(rule.match, names)}"

@@ -111,6 +111,27 @@ def test_a_rule_that_decides_on_nothing_or_twice_is_refused() -> None:
         says(again, Rule(match=r"weights\..*", keep=True))
 
 
+def test_a_parameter_that_one_graph_gathers_is_not_kept_already() -> None:
+    def says(keep: bool) -> tuple[Choice, Choice]:
+        rule = Rule(match=r"tok_embeddings\..*", keep=keep)
+        return by_rules(Plan((rule,)), WEIGHTS, [*WEIGHTS, "tok_embeddings.weight"])
+
+    assert says(keep=False) == (Choice(), Choice())
+    with pytest.raises(InputError, match="matches no parameter that forward and backward both"):
+        says(keep=True)
+    with pytest.raises(InputError, match="matches no parameter"):
+        by_rules(Plan((Rule(match="none", keep=False),)), WEIGHTS, WEIGHTS)
+
+
+def test_the_floor_is_that_of_what_rules_keep() -> None:
+    step = step_under(Rule(match=r"weights\..*", keep=True))
+    at_floor = step.with_cap(MemoryCap(size_bytes=0, above_floor=True))
+    least = step.solve(step.always).least_bytes
+    assert at_floor.cap_bytes == (least, least)
+    assert at_floor.solve(step.always).fits
+    assert least > step_under().solve(Choice()).least_bytes
+
+
 def test_who_does_not_choose_what_is_kept_refuses_such_rules() -> None:
     """A rule is never passed over in silence."""
     plan = Plan((Rule(match=r".*", keep=True),))
