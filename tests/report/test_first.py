@@ -81,7 +81,7 @@ def test_the_first_line_has_the_whole_step_and_the_best_baseline_is_not_as_captu
     assert name != AS_CAPTURED
     others = [b for b in fits.answer.baselines if b.fits and b.name != AS_CAPTURED]
     assert baseline_us == pytest.approx(2 * min(b.step_time_ticks for b in others) / 1000)
-    assert f"than the best baseline that fits: {name}" in text
+    assert f"as fast as the best baseline that fits: {name}" in text
 
 
 def test_as_captured_counts_where_no_other_baseline_fits(fits) -> None:
@@ -93,7 +93,21 @@ def test_as_captured_counts_where_no_other_baseline_fits(fits) -> None:
     assert (best_baseline([alone]) or ("",))[0] == AS_CAPTURED
     none = replace(fits, answer=replace(fits.answer, baselines=()))
     assert best_baseline([none]) is None
-    assert "no baseline fits the caps and the plan" in first_lines([none], None)
+    planned = replace(none, problem=replace(none.problem, rules=("rule 1",)))
+    assert "no baseline fits the caps" in first_lines([none], None)
+    assert "no baseline fits the caps in every graph" in first_lines([none, fits], None)
+    assert "no baseline fits the caps and the plan" in first_lines([planned], None)
+    assert "no baseline fits the caps and the plan in every graph" in first_lines(
+        [none, planned], None
+    )
+
+
+def test_a_step_as_fast_as_the_best_baseline_is_not_faster_by_nothing(fits) -> None:
+    assert fits.best is not None
+    equal = replace(fits, answer=replace(fits.answer, baselines=(replace(fits.best, name="own"),)))
+    text = "\n".join(first_lines([equal], None))
+    assert "as fast as the best baseline that fits: own" in text
+    assert "0.00 %" not in text.split("(gap")[1].splitlines()[1]
 
 
 def test_the_floor_is_a_hint_where_it_needs_less(fits) -> None:

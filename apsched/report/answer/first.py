@@ -71,11 +71,23 @@ def best_baseline(results: Sequence[Result]) -> tuple[str, float] | None:
 def _against_baseline(results: Sequence[Result], step_us: float) -> str:
     found = best_baseline(results)
     if found is None:
-        return "no baseline fits the caps and the plan"
+        return no_baseline(results)
     name, baseline_us = found
     share = (baseline_us - step_us) / baseline_us if baseline_us else 0.0
-    change = f"{100 * abs(share):.2f} % {'faster' if share >= 0 else 'SLOWER'}"
-    return f"{change} than the best baseline that fits: {name}, {show_us(baseline_us)}"
+    percent = f"{100 * abs(share):.2f}"
+    change = f"{percent} % {'faster' if share >= 0 else 'SLOWER'} than"
+    if percent == "0.00":
+        change = "as fast as"
+    return f"{change} the best baseline that fits: {name}, {show_us(baseline_us)}"
+
+
+def no_baseline(results: Sequence[Result]) -> str:
+    """Return the line about a step of which no baseline fits in all graphs."""
+    planned = any(result.problem.rules for result in results)
+    return (
+        f"no baseline fits the caps{' and the plan' if planned else ''}"
+        f"{' in every graph' if len(results) > 1 else ''}"
+    )
 
 
 def _is_step(results: Sequence[Result]) -> bool:

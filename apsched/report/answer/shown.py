@@ -5,7 +5,7 @@ from html import escape
 
 from apsched.pipeline.result import Result, Views
 from apsched.quantities import show_bytes, show_us
-from apsched.report.answer.first import best_baseline, first_lines
+from apsched.report.answer.first import best_baseline, first_lines, no_baseline
 from apsched.report.answer.frames import frame_of
 from apsched.report.explanation import explain_infeasible
 from apsched.report.plots import COLORS, Bar, timeline_bars
@@ -29,7 +29,7 @@ def three_lines(result: Result) -> tuple[str, str, str]:
             f"  no schedule is faster than {show_us(result.bound_us)}",
         )
     found = best_baseline([result])
-    against = "no baseline fits the caps"
+    against = no_baseline([result])
     if found is not None:
         name, us = found
         against = f"best baseline that fits: {name}, {show_us(us)}"
