@@ -384,8 +384,8 @@ OPTIONS: tuple[Option, ...] = (
         metavar="FILE",
         setting=True,
         help=(
-            "rules for collectives by name, in TOML or JSON: forbid, group, pin, prefetch, start"
-            " (docs/files.md)"
+            "rules for collectives and parameters by name, in TOML or JSON: forbid, group, pin,"
+            " prefetch, start, keep (docs/files.md)"
         ),
     ),
     Option(

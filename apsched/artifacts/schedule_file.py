@@ -243,7 +243,7 @@ def _json(content: bytes, path: str) -> Any:
         where = (
             "it ends too early"
             if error.pos >= len(error.doc.rstrip())
-            else f"line {error.lineno}: {error.msg}"
+            else f"line {error.lineno}, column {error.colno}: {error.msg.removesuffix(' at')}"
         )
         raise InputError(
             f"{path}: expected a schedule file, found broken JSON ({where}); write it again with"

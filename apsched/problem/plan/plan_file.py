@@ -71,7 +71,8 @@ def _read(content: bytes, path: str) -> Any:
         ) from None
     except json.JSONDecodeError as error:
         raise InputError(
-            f"{path}: expected JSON, found an error in line {error.lineno}: {error.msg}"
+            f"{path}: expected JSON, found an error in line {error.lineno}, column"
+            f" {error.colno}: {error.msg.removesuffix(' at')}; correct the file"
         ) from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         hint = (

@@ -111,6 +111,7 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
             r"p: expected TOML, found: .*; regular expressions stand in single quotes",
         ),
         ("{", r"p: expected JSON, found an error in line 1"),
+        ('{"a\n": 1}', r"line 1, column 4: Invalid control character; correct the file$"),
     ],
 )
 def test_a_broken_plan_is_refused_with_what_is_wrong(text: str, message: str) -> None:
