@@ -1,7 +1,7 @@
 """The output for people and programs: one table, or one JSON object."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -219,7 +219,9 @@ def _without(cells: list[str], place: int) -> list[str]:
 
 
 def _all_rows(result: Result) -> tuple[Score, ...]:
-    return (*result.answer.baselines, *result.others, *((result.best,) if result.best else ()))
+    """Return the baselines and the answer, which may be the schedule of one of them."""
+    answer = (replace(result.best, name="apsched"),) if result.best else ()
+    return (*result.answer.baselines, *result.others, *answer)
 
 
 def _cells(result: Result, scored: Score, *, name: str, ratio: bool) -> list[str]:
