@@ -247,7 +247,7 @@ def _json(content: bytes, path: str) -> Any:
         )
         raise InputError(
             f"{path}: expected a schedule file, found broken JSON ({where}); write it again with"
-            " apsched solve"
+            " the command that made it (apsched solve, or apsched study)"
         ) from None
     except (UnicodeDecodeError, RecursionError):
         raise InputError(

@@ -278,7 +278,7 @@ class Store:
         schedule = f"{SCHEDULES}/{point_id}.schedule.json" if outcome.schedule is not None else None
         with self._open() as db:
             db.execute("begin immediate")
-            known = self._point(db, point_id)
+            known = self._whole_point(db, point_id)
             kept = outcome if known is None else better_of(known.outcome, outcome)
             if known is not None and kept == known.outcome:
                 return
@@ -319,9 +319,20 @@ class Store:
         return tuple(point for point in found if point_ids is None or point.point_id in point_ids)
 
     def point(self, point_id: str) -> Point | None:
-        """Return one point; ``None`` where it has no answer."""
+        """Return one point; ``None`` where it has no answer, or one whose schedule file is lost or
+        broken: it is solved again.
+        """
         with self._open() as db:
-            return self._point(db, point_id)
+            return self._whole_point(db, point_id)
+
+    def _whole_point(self, db: sqlite3.Connection, point_id: str) -> Point | None:
+        point = self._point(db, point_id)
+        if point is not None and point.schedule is not None:
+            try:
+                json.loads(self.schedule_content(point))
+            except (OSError, ValueError):
+                return None
+        return point
 
     def _point(self, db: sqlite3.Connection, point_id: str) -> Point | None:
         row = db.execute(f"{_POINTS} where point_id = ?", (point_id,)).fetchone()

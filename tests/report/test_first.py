@@ -277,9 +277,7 @@ def test_a_choice_of_less_memory_is_suggested_with_its_price() -> None:
 
 def test_the_row_of_the_answer_has_its_name_where_it_is_the_schedule_of_a_baseline(fits) -> None:
     assert fits.best is not None
-    equal = replace(
-        fits, answer=replace(fits.answer, best=replace(fits.best, name="greedy_bytes"))
-    )
+    equal = replace(fits, answer=replace(fits.answer, best=replace(fits.best, name="greedy_bytes")))
     out = io.StringIO()
     print_table([equal], out)
     assert out.getvalue().count("greedy_bytes ") == 1

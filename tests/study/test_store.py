@@ -150,6 +150,25 @@ def test_pairs_are_in_the_order_of_their_options(tmp_path: Path) -> None:
     assert [pair.one.described["k"] for pair in found.pairs] == list(range(NUM_POINTS))
 
 
+@pytest.mark.parametrize("content", [b"", b'{"format": ', None])
+def test_a_point_whose_schedule_file_is_broken_is_solved_again(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    store = Store(tmp_path, create=True)
+    store.add_graph(GRAPH, b"graph")
+    store.add_result("p", "g", "100", {}, "run", outcome(1000))
+    (point,) = store.points()
+    path = tmp_path / (point.schedule or "")
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    assert store.point("p") is None
+    store.add_result("p", "g", "100", {}, "again", outcome(1000))
+    assert store.point("p") is not None
+    assert path.read_bytes() == b"1000"
+
+
 def test_an_ignored_option_has_one_value_in_each_study(tmp_path: Path) -> None:
     write_all(str(tmp_path), 1)
     points = Store(tmp_path).points()
