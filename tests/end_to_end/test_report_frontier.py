@@ -15,10 +15,10 @@ import pytest
 from apsched.artifacts.solved_run import load_run
 from apsched.cli import main
 from apsched.quantities import show_bytes, show_us
-from apsched.report.page import report_page
+from apsched.report.page import report_page, run_point
 from apsched.report.page.frontier import frontier_data
 from apsched.study.report.frontier import fitting, least_memory, prices_ms_per_gib
-from apsched.study.report.pages import frontiers_of_run, lines_of
+from apsched.study.report.pages import frontiers_of, frontiers_of_run, lines_of
 from apsched.study.report.text import mark
 from apsched.study.store import Point, Store
 from apsched.units import ticks_to_us
@@ -299,3 +299,20 @@ def test_the_data_are_the_same_bytes_twice(debug_run: Path, study: Path) -> None
     first, second = (frontiers_of_run(solved, study, 0.02) for _ in range(2))
     assert frontier_data(first, ()) == frontier_data(second, ())
     assert report_page(solved, first) == report_page(solved, second)
+
+
+def test_a_run_counts_the_kept_shards_that_its_study_counts(
+    debug_run: Path, points: tuple[Point, ...]
+) -> None:
+    kept = {"kept": {"names": ["w"], "bytes": 4096, "shard_bytes": 1024}}
+    these = [replace(p, graph=replace(p.graph, described=kept)) for p in points]
+    (free,), (frontier,) = (frontiers_of(lines_of(some), 0.02) for some in (points, these))
+    graph = next(g for g in load_run(debug_run).graphs if g.result.problem.name == frontier.graph)
+    assert graph.result.best is not None
+    data, alone = (
+        frontier_data((line,), (run_point(graph, (line,)),)) for line in (frontier, free)
+    )
+    assert alone[0]["here"][0]["peak"] == graph.result.best.peak_memory_bytes
+    assert data[0]["here"][0]["peak"] == alone[0]["here"][0]["peak"] + 1024
+    before, after = (line.points[0].baselines[0].peak_bytes for line in (free, frontier))
+    assert after == before + 1024

@@ -64,9 +64,7 @@ def report_page(run: SolvedRun, frontiers: Sequence[Frontier] = (), heading: str
     heading = heading if of_study else run_title(run)
     ids = section_ids(run.graphs)
     run_points = (
-        ()
-        if frontiers and of_study
-        else tuple(_run_point(graph, frontiers) for graph in run.graphs)
+        () if frontiers and of_study else tuple(run_point(graph, frontiers) for graph in run.graphs)
     )
     graphs = "\n".join(_graph_section(graph, g, ids[g]) for g, graph in enumerate(run.graphs))
     frontier = _frontier_section(frontiers, run_points)
@@ -154,12 +152,14 @@ def _step_sections(run: SolvedRun) -> tuple[str, list[tuple[str, str]]]:
     return "", []
 
 
-def _run_point(graph: SolvedGraph, frontiers: Sequence[Frontier]) -> RunPoint:
+def run_point(graph: SolvedGraph, frontiers: Sequence[Frontier]) -> RunPoint:
+    """Return the point of ``graph``, on the scale of its ``frontiers``."""
     name = graph.result.problem.name
+    lines = [line for line in frontiers if line.graph == name]
     return RunPoint(
         graph=name,
-        title="" if any(line.graph == name for line in frontiers) else name,
-        point=point_of(graph),
+        title="" if lines else name,
+        point=point_of(graph, lines[0].beside_bytes if lines else 0),
     )
 
 

@@ -87,6 +87,8 @@ class Frontier:
     """The least cap under which a schedule is known."""
     legend: str = ""
     """The legend of the marks of its points."""
+    beside_bytes: int = 0
+    """Bytes of kept shards that the graph does not take; all bytes of its points count them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,21 +100,22 @@ class RunPoint:
     point: FrontierPoint
 
 
-def point_of(graph: SolvedGraph) -> FrontierPoint:
-    """Return the point that the schedule of ``graph`` is."""
+def point_of(graph: SolvedGraph, beside_bytes: int = 0) -> FrontierPoint:
+    """Return the point that the schedule of ``graph`` is, with ``beside_bytes`` alive beside it."""
     result = graph.result
     best = result.best
     assert best is not None
     largest = max(shares(result), key=lambda share: share.ticks, default=None)
+    cap_bytes, scores = result.caps.memory_cap_bytes, (*result.answer.baselines, *result.others)
     return FrontierPoint(
         name="",
-        cap_bytes=result.caps.memory_cap_bytes,
-        peak_bytes=best.peak_memory_bytes,
+        cap_bytes=None if cap_bytes is None else cap_bytes + beside_bytes,
+        peak_bytes=best.peak_memory_bytes + beside_bytes,
         step_ticks=best.step_time_ticks,
         bound_ticks=result.answer.bound_ticks,
         num_launches=best.num_launches,
         bucket_bytes=result.chosen.bucket_bytes if result.chosen else 0,
-        baselines=tuple(_baseline(score) for score in (*result.answer.baselines, *result.others)),
+        baselines=tuple(_baseline(score, beside_bytes) for score in scores),
         price_ms_per_gib=None,
         binds=largest.label if largest else "",
         saved_us=0.0,
@@ -135,11 +138,11 @@ def one_point_text(point: FrontierPoint) -> str:
     return f"{text}."
 
 
-def _baseline(score: Score) -> Baseline:
+def _baseline(score: Score, beside_bytes: int) -> Baseline:
     return Baseline(
         name=score.name,
         step_ticks=score.step_time_ticks,
-        peak_bytes=score.peak_memory_bytes,
+        peak_bytes=score.peak_memory_bytes + beside_bytes,
         fits=score.fits,
     )
 
