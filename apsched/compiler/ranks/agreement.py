@@ -220,8 +220,7 @@ class GraphAgreement:
         same compiler; else raise ``AgreementError`` on all of them.
         """
         own = {"graph": graph, "settings": dict(settings)}
-        if wrong := self._verdict(_SETTINGS, dict.fromkeys(self.groups, own)):
-            raise AgreementError(wrong)
+        self._agreed(_SETTINGS, dict.fromkeys(self.groups, own)).checked()
 
     def largest(self, values: Sequence[int]) -> tuple[int, ...]:
         """Return the largest of each of ``values`` of all process ranks; later calls: the same."""
