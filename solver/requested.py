@@ -87,16 +87,11 @@ def _with_chains(
     shown = _with_bound(progress, bound)
     in_a_row = solve_requested(alone, caps, options, progress=shown, start=start)
     floor_bound = memory_bound_of_any_order(Orders(instance), None)
-    least = least_known(problem, caps, options, floor_bound)
     found = in_a_row
     if in_a_row.best is not None or not _too_little(caps, floor_bound):
         found = interleaved(problem, caps, options, in_a_row, near_enough(bound, options))
-    if least is not None:
-        peak = least.peak_memory_bytes
-        found = replace(found, floor_memory_bytes=min(found.floor_memory_bytes, peak))
-        if found.best is None and not _too_little(caps, peak):
-            ticks = least.step_time_ticks
-            found = replace(found, best=least, fastest_ticks=ticks, solved_by=SolvedBy.JUST_IN_TIME)
+    if found.best is None:
+        found = _of_least_memory(problem, caps, options, found, floor_bound)
     if found.best is None:
         return _with_less_memory(problem, caps, options, found, floor_bound)
     given = scored_start(Instance.of(problem, caps), start)
@@ -108,6 +103,27 @@ def _with_chains(
 
 def _too_little(caps: Caps, floor_bytes: int) -> bool:
     return caps.memory_cap_bytes is not None and caps.memory_cap_bytes < floor_bytes
+
+
+def _of_least_memory(
+    problem: Problem, caps: Caps, options: SolveOptions, found: SolveResult, floor_bound: int
+) -> SolveResult:
+    """Return ``found``, which has no schedule, with the least memory of merged chains, and that
+    schedule as the answer where it fits.
+    """
+    least = least_known(problem, caps, options, floor_bound)
+    if least is None:
+        return found
+    peak = least.peak_memory_bytes
+    found = replace(found, floor_memory_bytes=min(found.floor_memory_bytes, peak))
+    if _too_little(caps, peak):
+        return found
+    return replace(
+        found,
+        best=least,
+        fastest_ticks=least.step_time_ticks,
+        solved_by=SolvedBy.JUST_IN_TIME,
+    )
 
 
 def _with_less_memory(
