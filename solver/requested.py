@@ -98,7 +98,14 @@ def _with_chains(
     if given is not None and given.step_time_ticks < found.best.step_time_ticks:
         ticks = given.step_time_ticks
         found = replace(found, best=given, fastest_ticks=ticks, solved_by=SolvedBy.START)
-    return _claimed(instance, options, found, bound)
+    return _claimed(instance, options, _with_known_floor(found), bound)
+
+
+def _with_known_floor(found: SolveResult) -> SolveResult:
+    """Return ``found`` with a floor that is at most the peak of each schedule that it has."""
+    peaks = [b.peak_memory_bytes for b in found.baselines if b.fits]
+    peaks += [one.peak_memory_bytes for one in found.trade_offs]
+    return replace(found, floor_memory_bytes=min([found.floor_memory_bytes, *peaks]))
 
 
 def _too_little(caps: Caps, floor_bytes: int) -> bool:

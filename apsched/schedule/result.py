@@ -269,18 +269,16 @@ class SolveResult:
         ``best``: a larger bound is lowered to that figure.
 
         ``best`` is optimal where its step time meets ``bound_ticks``; ``floor_memory_bytes`` and
-        ``fastest_ticks`` are the least values known apart from the schedules stated here.
+        ``fastest_ticks`` are the least values known apart from ``best`` itself.
         """
         bound_ticks = max(bound_ticks, 0)
-        known = (best, *(b for b in baselines if b.fits))
-        peaks = [s.peak_memory_bytes for s in known] + [t.peak_memory_bytes for t in trade_offs]
         return cls(
             status=Status.OPTIMAL if best.step_time_ticks <= bound_ticks else Status.FEASIBLE,
             best=best,
             bound_ticks=min(bound_ticks, best.step_time_ticks),
             bound_source=bound_source,
             baselines=baselines,
-            floor_memory_bytes=min(floor_memory_bytes, *peaks),
+            floor_memory_bytes=min(floor_memory_bytes, best.peak_memory_bytes),
             floor_bound_bytes=floor_bound_bytes,
             fastest_ticks=min(fastest_ticks, best.step_time_ticks),
             time_limit_ticks=time_limit_ticks,
@@ -290,7 +288,7 @@ class SolveResult:
             deterministic_work=deterministic_work,
             infeasibility=None,
             search_ticks=search_ticks,
-            trade_offs=_front(trade_offs, known),
+            trade_offs=_front(trade_offs, (best, *(b for b in baselines if b.fits))),
         )
 
     @classmethod

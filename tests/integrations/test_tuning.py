@@ -14,6 +14,7 @@ import apsched
 from apsched.capture.fake_world import world
 from apsched.capture.fsdp2 import capture_fsdp2
 from apsched.compiler import eager_parallel
+from apsched.integrations.tune_fsdp2 import Fsdp2Tuning
 from tests.helpers.graphs.small_models import Residual
 from tests.helpers.processes import WORKERS, Job, run_jobs
 
@@ -145,7 +146,7 @@ def test_buckets_of_a_wrapped_model_are_those_of_the_model(wrap):
 
 
 def test_a_step_that_takes_longer_to_fit_the_cap_is_said_to():
-    def tuned(cap: str) -> apsched.integrations.tune_fsdp2.Fsdp2Tuning:
+    def tuned(cap: str) -> Fsdp2Tuning:
         with world(2):
             torch.manual_seed(0)
             model = Residual()

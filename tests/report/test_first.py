@@ -193,6 +193,7 @@ def test_a_knee_that_is_slower_than_a_baseline_is_had_by_a_cap_and_not_by_a_slac
     slower, size = trade_offs[1].step_time_ticks, trade_offs[1].peak_memory_bytes
     assert ": --time-slack 5." in line(slower, 1)
     assert f"5.00 % slower needs {show_bytes(size)}: --memory-cap {size}" in line(slower - 1, 1)
+    assert "% (of every graph)" in line(slower, 2)
     of_two = line(slower - 1, 2)
     assert "5.00 % slower needs" in of_two
     assert "--time-slack" not in of_two
