@@ -4,6 +4,10 @@ transferred behind it, and no schedule is below what that gives.
 
 import random
 from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
@@ -11,6 +15,11 @@ from apsched.solver.answer import near_enough
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.bounds.best import fixed_order_bound
 from apsched.solver.bounds.paths.bound import path_bound
+from apsched.solver.bounds.paths.bucket_costs import bucket_costs
+from apsched.solver.bounds.paths.launches import add_launches
+from apsched.solver.bounds.paths.network import network
+from apsched.solver.bounds.paths.path_work import PathWork
+from apsched.solver.bounds.paths.pricing import pricings
 from apsched.solver.bounds.step_time import memory_bound
 from apsched.solver.bounds.tighten import free_bytes, tighten
 from tests.helpers.oracle import best_schedule
@@ -83,6 +92,28 @@ def test_no_schedule_is_below_it() -> None:
     assert tried > 100
     assert raised > 12
     assert met > 12
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_cheapest_launches_cost_what_they_add_and_no_other_costs_less(seed: int) -> None:
+    """Whatever the weights of arcs and rows; the others are gathers alone, launched anywhere."""
+    rng, weights = random.Random(seed), np.random.default_rng(seed)
+    instance = Instance.of(full_at_the_beginning(rng))
+    instance = instance.within(Caps(memory_cap_bytes=memory_bound(instance.arrays)))
+    parts, work = bucket_costs(instance), PathWork.in_order(instance.arrays)
+    net = network(instance, parts, work, free_bytes(instance))
+    for priced in pricings(net, work, parts):
+        flow = weights.random(net.num_arcs)
+        answer = priced.price(flow)
+        assert answer.ticks == pytest.approx(answer.added @ flow)
+        if not priced.part.gathers:
+            continue
+        need = priced.places.before
+        alone = np.full(len(need), -1)
+        for place in product(*(range(at + 1) for at in need.tolist())):
+            added = priced.added(alone, alone)
+            add_launches(net, priced.part, need, np.array(place), priced.part.transfer, added)
+            assert answer.ticks <= added @ flow * (1 + 1e-9)
 
 
 def gathers_behind_a_full_node() -> Problem:
