@@ -10,7 +10,7 @@ from functools import partial
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
-from apsched.schedule.result import BoundSource, SolvedBy, SolveResult
+from apsched.schedule.result import BoundSource, Scored, SolvedBy, SolveResult
 from apsched.schedule.schedule import Schedule
 from apsched.solver.answer import Progress, near_enough, scored_start
 from apsched.solver.arrays.instance import Instance
@@ -91,9 +91,10 @@ def _with_chains(
     if in_a_row.best is not None or not _too_little(caps, floor_bound):
         found = interleaved(problem, caps, options, in_a_row, near_enough(bound, options))
     if found.best is None:
-        found = _of_least_memory(problem, caps, options, found, floor_bound)
-    if found.best is None:
-        return _with_less_memory(problem, caps, options, found, floor_bound)
+        least = least_known(problem, caps, options, floor_bound)
+        found = found if least is None else _of_least_memory(caps, found, least)
+        if found.best is None:
+            return _with_less_memory(problem, caps, options, found, least, floor_bound)
     given = scored_start(Instance.of(problem, caps), start)
     if given is not None and given.step_time_ticks < found.best.step_time_ticks:
         ticks = given.step_time_ticks
@@ -112,15 +113,10 @@ def _too_little(caps: Caps, floor_bytes: int) -> bool:
     return caps.memory_cap_bytes is not None and caps.memory_cap_bytes < floor_bytes
 
 
-def _of_least_memory(
-    problem: Problem, caps: Caps, options: SolveOptions, found: SolveResult, floor_bound: int
-) -> SolveResult:
+def _of_least_memory(caps: Caps, found: SolveResult, least: Scored) -> SolveResult:
     """Return ``found``, which has no schedule, with the least memory of merged chains, and that
-    schedule as the answer where it fits.
+    schedule, ``least``, as the answer where it fits.
     """
-    least = least_known(problem, caps, options, floor_bound)
-    if least is None:
-        return found
     peak = least.peak_memory_bytes
     found = replace(found, floor_memory_bytes=min(found.floor_memory_bytes, peak))
     if _too_little(caps, peak):
@@ -134,17 +130,23 @@ def _of_least_memory(
 
 
 def _with_less_memory(
-    problem: Problem, caps: Caps, options: SolveOptions, found: SolveResult, floor_bound: int
+    problem: Problem,
+    caps: Caps,
+    options: SolveOptions,
+    found: SolveResult,
+    least: Scored | None,
+    floor_bound: int,
 ) -> SolveResult:
     """Return ``found``, which has no schedule, with the least memory of merged chains in the
-    explanation.
+    explanation: ``least``, or that without the caps that the explanation lifts.
     """
     assert found.infeasibility is not None
     why = found.infeasibility
     for relaxed in why.relaxations:
         if relaxed.cap == "memory_cap_bytes":
-            others = replace(caps, **dict.fromkeys(relaxed.lifted))
-            least = least_known(problem, others, options, floor_bound)
+            if relaxed.lifted:
+                others = replace(caps, **dict.fromkeys(relaxed.lifted))
+                least = least_known(problem, others, options, floor_bound)
             if least is not None:
                 why = with_less_memory(why, caps, least.peak_memory_bytes, floor_bound)
     return replace(

@@ -174,7 +174,7 @@ def test_an_ignored_option_has_one_value_in_each_study(tmp_path: Path) -> None:
     points = Store(tmp_path).points()
     with pytest.raises(InputError, match=r"--ignore: expected one of .*k.*; found 'bogus'"):
         compared(points, points, ("bogus",))
-    with pytest.raises(InputError, match=rf"found {NUM_POINTS} points with 1 questions"):
+    with pytest.raises(InputError, match=rf"\({NUM_POINTS} points, 1 without these options\)"):
         compared(points, points, ("k",))
     one, other = points[:1], [replace(points[0], described={"k": -1})]
     assert len(compared(one, other).pairs) == 0

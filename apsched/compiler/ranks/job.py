@@ -127,13 +127,8 @@ class Job:
                 checked_s = now
                 self._publish(missing)
                 behind = self._waited_for(missing)
-                before, counts = (
-                    counts,
-                    counts
-                    | {
-                        rank: self.store.add(_beats(rank), 0) for rank in {*chain(*behind.values())}
-                    },
-                )
+                watched, before = {*chain(*behind.values())}, counts
+                counts = before | {rank: self.store.add(_beats(rank), 0) for rank in watched}
                 risen = {rank for rank in before if counts[rank] > before[rank]}
                 heard_s |= {rank: now for rank in missing if risen & behind[rank]}
                 last_s = {rank: heard_s.get(rank, began_s) for rank in missing}

@@ -116,9 +116,9 @@ def _by_question(points: Sequence[Point], ignored: Sequence[str]) -> dict[str, P
     found = {_question(point, ignored): point for point in points}
     if ignored and len(found) < len({_question(point, ()) for point in points}):
         raise InputError(
-            f"--ignore {' '.join(ignored)}: expected options that have one value in each study,"
-            f" found {len(points)} points with {len(found)} questions without them; drop --ignore,"
-            " or compare studies of one value each"
+            f"--ignore {' '.join(ignored)}: expected options with one value in each study, found"
+            f" points that differ in nothing else ({len(points)} points, {len(found)} without these"
+            " options); drop --ignore, or compare studies of one value each"
         )
     return found
 
