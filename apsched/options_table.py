@@ -428,7 +428,6 @@ OPTIONS: tuple[Option, ...] = (
         group="accumulation",
         unit=Unit.COUNT,
         metavar="N",
-        axis=False,
         parse=partial(parse_count, least=2),
         help=(
             "solve a step of N micro-batches in a row: parameters gathered once or N times, and"

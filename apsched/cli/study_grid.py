@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from apsched.artifacts.output_dir import check_writable
-from apsched.cli.options import cost_choice, direction, solve_request, source_request, stated
+from apsched.cli.options import (
+    cost_choice,
+    direction,
+    micro_batches_in_a_row,
+    solve_request,
+    source_request,
+    stated,
+)
 from apsched.errors import InfeasibleError, InputError
 from apsched.progress import Progress
 from apsched.quantities import parse_count, parse_share
@@ -266,7 +273,7 @@ def _with(
             changed[axis.name] = value == "yes"
         elif axis.name == "collectives":
             changed[axis.name] = [] if value == "none" else [value]
-        elif axis.name in ("plan", "costs") and value == "none":
+        elif axis.name in ("plan", "costs", "accumulate") and value == "none":
             changed[axis.name] = None
         else:
             changed[axis.name] = value
@@ -280,13 +287,17 @@ def setting_of(args: argparse.Namespace) -> Setting:
         for name in SPEEDS
         if getattr(args, name, None) is not None
     }
+    num_micro_batches = micro_batches_in_a_row(args, direction(args))
+    by_default = AUTO if num_micro_batches > 1 else None  # they need a choice
+    keep = keep_request(args.keep or by_default)
     return Setting(
         request=source_request(args),
         costs=cost_choice(args),
         direction=direction(args),
-        search=replace(solve_request(args), memory_cap=None, bitwise_price=False),
+        search=replace(solve_request(args, keep), memory_cap=None, bitwise_price=False),
         speeds=Speeds(**speeds),
-        keep=keep_request(args.keep),
+        keep=keep,
+        num_micro_batches=num_micro_batches,
     )
 
 

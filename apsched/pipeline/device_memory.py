@@ -26,7 +26,7 @@ COMMUNICATOR_BYTES = 296 * 2**20
 (LL) and 4.7 MiB (LL128), the default sizes in NCCL's src/init.cc; the number of channels is an
 assumption.
 """
-_STATED = ("optimizer", "reserve", "more_communicators", "gradient_bytes")
+_STATED = ("optimizer", "reserve", "more_communicators")
 _BYTES_OF_DTYPE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -54,6 +54,8 @@ class BesideGraph:
     """Memory bandwidth of the device as achieved; 0 where it is not known (older files)."""
     other_bytes: int = 0
     """Anything else on the device, as measured in a job."""
+    gradient_bytes: int = 0
+    """Gradients of the micro-batches before, beside those that the graph takes."""
 
     @property
     def shards(self) -> Shards:
@@ -83,8 +85,6 @@ class MemoryAccount:
     """Share of the device that fragmentation may take."""
     more_communicators: int = 0
     """Of second groups, which the graph does not have yet."""
-    gradient_bytes: int = 0
-    """Of the micro-batches before, beside those that the graph takes."""
 
     @property
     def lines(self) -> tuple[MemoryLine, ...]:
@@ -103,7 +103,7 @@ class MemoryAccount:
             ),
             ("CUDA context (assumed)", beside.context_bytes),
             ("other memory of the device (measured)", beside.other_bytes),
-            ("gradients of the micro-batches before", self.gradient_bytes),
+            ("gradients of the micro-batches before", beside.gradient_bytes),
             (
                 f"reserve for fragmentation ({100 * self.reserve:g} %, assumed)",
                 round(self.reserve * beside.device_bytes),
@@ -178,6 +178,7 @@ def account_json(account: MemoryAccount) -> dict[str, Any]:
         "beside": [{"what": line.what, "bytes": line.size_bytes} for line in account.lines],
         "left_bytes": account.left_bytes,
         "optimizer_us": account.optimizer_us,
+        "gradient_bytes": account.beside.gradient_bytes,
         **{name: getattr(account, name) for name in _STATED},
         "counted": asdict(account.beside),
     }
@@ -186,7 +187,8 @@ def account_json(account: MemoryAccount) -> dict[str, Any]:
 def account_of_json(says: Mapping[str, Any]) -> MemoryAccount:
     """Return the account that :func:`account_json` wrote."""
     stated = {name: says[name] for name in _STATED if name in says}  # older files have fewer
-    return MemoryAccount(beside=BesideGraph(**says["counted"]), **stated)
+    counted = {"gradient_bytes": says.get("gradient_bytes", 0), **says["counted"]}
+    return MemoryAccount(beside=BesideGraph(**counted), **stated)
 
 
 def _parameters(dag: nx.DiGraph, dags: Sequence[nx.DiGraph]) -> Mapping[str, tuple[int, int]]:

@@ -2,7 +2,7 @@
 not repeated.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -34,11 +34,12 @@ from apsched.study.axes import MemoryAxis, MemoryRange
 from apsched.study.chain import RangeEnds, Stated, cap_name, resolved
 from apsched.study.setting import Setting
 from apsched.study.speeds import Speeds, at_speeds
-from apsched.study.store import GRAPHS, GraphRow, Store
+from apsched.study.store import GRAPHS, GraphRow, InStep, Store
+from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.along_caps import answers_along_caps, range_ends_bytes
 from apsched.whole_step.choices import NONE, Choice
 from apsched.whole_step.keep_request import AUTO
-from apsched.whole_step.pair import Graphs, Step, pair_of, parameters_of, with_kept
+from apsched.whole_step.pair import Step, pair_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ def prepare(
     for setting in settings:
         rows = graphs[_key(setting)]
         if (name := _capture_id(setting)) is not None:
-            store.add_capture(name, tuple(row.graph_id for row in rows))
+            store.add_capture(name, rows)
         if setting.search.plan.rules:
             check_matches(
                 [build_problem(from_bytes(store.graph_content(row))) for row in rows],
@@ -133,7 +134,11 @@ def _beside_each_other(rows: Sequence[GraphRow], setting: Setting, store: Store)
         return [Prepared(setting=setting, graph=row) for row in rows]
     found = beside_graphs([from_bytes(store.graph_content(row)) for row in rows], cluster)
     return [
-        Prepared(setting=setting, graph=row, beside=beside)
+        Prepared(
+            setting=setting,
+            graph=row,
+            beside=replace(beside, gradient_bytes=row.in_step.gradient_bytes),
+        )
         for row, beside in zip(rows, found, strict=True)
     ]
 
@@ -172,25 +177,13 @@ def _capture_id(setting: Setting) -> str | None:
 
 
 def _stored(
-    source: LoadedSource,
-    graphs: Sequence[LoadedGraph],
-    store: Store,
-    kept: Sequence[Mapping[str, Any]] = ({}, {}),
+    source: LoadedSource, graphs: Iterable[LoadedGraph], store: Store
 ) -> tuple[GraphRow, ...]:
-    """Save ``graphs``, of ``source``; return their rows. ``kept`` has the parameters kept from
-    forward to backward in each.
-    """
+    """Save ``graphs``, of ``source``; return their rows."""
     described = {"source": source.label, **Speeds().described()}
-    more = kept if any(kept) else [{}] * len(graphs)
     return tuple(
-        _added(
-            to_bytes(graph.dag),
-            described | dict(one),
-            graph.device_memory_bytes,
-            source.notes,
-            store,
-        )
-        for graph, one in zip(graphs, more, strict=True)
+        _added(to_bytes(graph.dag), described, graph.device_memory_bytes, source.notes, store)
+        for graph in graphs
     )
 
 
@@ -230,16 +223,17 @@ def _at_speeds(row: GraphRow, setting: Setting, store: Store) -> GraphRow:
     dag, notes = at_speeds(
         from_bytes(store.graph_content(row)), setting.speeds, cluster_of(row, setting)
     )
-    return _added(
+    added = _added(
         to_bytes(dag),
         {**row.described, **setting.speeds.described()},
         row.device_memory_bytes,
         (*row.notes, *notes),
         store,
     )
+    return replace(added, in_step=row.in_step)
 
 
-# what is kept from forward to backward
+# graphs under a choice of kept parameters
 
 WithCaps = list[tuple[tuple[Stated, ...] | None, tuple[GraphRow, ...]]]
 
@@ -278,19 +272,15 @@ def _keep_in(
     """Add to ``store`` the graphs of ``setting`` with their kept parameters."""
     if setting.keep.mode == NONE or _kept_known(setting, again, memory, store) is not None:
         return
+    graphs = under_plan(pair_of(source.graphs, "--keep"), setting.search)
+    one = Step.of(graphs, replace(setting.search, memory_cap=MemoryCap()), progress)
+    several = setting.num_micro_batches > 1
+    step = Accumulation.of(one, setting.num_micro_batches) if several else one
     if setting.keep.mode != AUTO:
-        pair = pair_of(source.graphs, "--keep")
-        parameters = parameters_of(pair)
-        kept = setting.keep.chosen([entry for p in parameters for entry in p.entries])
-        sizes = (
-            sum(p.entries.get(entry, 0) for p in parameters for entry in kept),
-            sum(p.beside_bytes for p in parameters if kept & p.entries.keys()),
-        )
-        rows = _kept_stored(source, with_kept(pair, kept), kept, sizes, store)
-        store.add_capture(_kept_id(setting, again, None), tuple(row.graph_id for row in rows))
+        chosen = setting.keep.chosen(step.entries)
+        rows = _rows_under(chosen, source, step, store)
+        store.add_capture(_kept_id(setting, again, None), rows)
         return
-    graphs = under_plan(source.graphs, setting.search)
-    step = Step.of(graphs, replace(setting.search, memory_cap=MemoryCap()), progress)
     ends = (0, 0)
     if _has_range(memory):
         name = _kept_id(setting, again, None)
@@ -300,33 +290,44 @@ def _keep_in(
     missing = {name: cap for name, cap in names.items() if store.capture(name) is None}
     answers = answers_along_caps(step, list(missing.values()))
     for name, answer in zip(missing, answers, strict=True):
-        best = answer.best
-        sizes = best.kept_bytes, best.beside_bytes
-        rows = _kept_stored(source, best.graphs, best.kept, sizes, store)
-        store.add_capture(name, tuple(row.graph_id for row in rows))
+        store.add_capture(name, _rows_under(answer.best.kept, source, step, store))
 
 
-def _kept_stored(
-    source: LoadedSource, graphs: Graphs, kept: Choice, sizes: tuple[int, int], store: Store
+def _rows_under(
+    choice: Choice, source: LoadedSource, step: Step | Accumulation, store: Store
 ) -> tuple[GraphRow, ...]:
-    """Save ``graphs``, in which the parameters ``kept`` are kept; ``sizes``: bytes of these, and of
-    the shards that backward does not take.
+    """Save the graphs of ``step`` under ``choice``; return their rows, each with its part in the
+    step.
     """
-    kept_bytes, beside_bytes = sizes
-    described = [
-        {"kept": {"names": sorted(kept), "bytes": kept_bytes, "shard_bytes": shards}}
-        for shards in (0, beside_bytes)
-    ]
-    return _stored(source, graphs, store, described if kept else ({}, {}))
+    known: dict[str, tuple[LoadedGraph, InStep]] = {}
+    for pair in step.pairs_of(choice):
+        shards = 0, pair.shard_bytes
+        for graph, gradient_bytes, shard_bytes in zip(
+            pair.graphs, pair.gradient_bytes, shards, strict=True
+        ):
+            name = graph.problem.name
+            before = known[name][1].num_micro_batches if name in known else 0
+            in_step = InStep(
+                num_micro_batches=before + pair.count,
+                kept=tuple(sorted(choice)),
+                kept_bytes=sum(step.entry_bytes.get(entry, 0) for entry in choice),
+                shard_bytes=shard_bytes,
+                gradient_bytes=gradient_bytes,
+            )
+            known[name] = graph, in_step
+    rows = _stored(source, (graph for graph, _ in known.values()), store)
+    return tuple(
+        replace(row, in_step=in_step)
+        for row, (_, in_step) in zip(rows, known.values(), strict=True)
+    )
 
 
 def _kept_id(setting: Setting, again: Sequence[GraphRow], cap: str | None) -> str:
     """Return a name for all inputs of the choice of kept parameters."""
     described = setting.described()
     choices = {"choices": ["again", "kept", "in node"]}  # a store may have older answers
-    identity = (
-        {**described, **choices} if setting.keep.mode == AUTO else {"keep": described["keep"]}
-    )
+    stated = {name: described[name] for name in ("keep", "accumulate") if name in described}
+    identity = {**described, **choices} if setting.keep.mode == AUTO else stated
     ids = [row.graph_id for row in again]
     return digest({"graphs": ids, "memory_cap": cap, "version": __version__, "asked": identity})
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TextIO
 
 from apsched.errors import ApschedError
@@ -22,7 +22,7 @@ from apsched.study.chain import MOST_SOLVES, Chain, Job
 from apsched.study.engine import Engine
 from apsched.study.prepare import Prepared, cluster_of
 from apsched.study.setting import point_id
-from apsched.study.store import Point, Store
+from apsched.study.store import IN_STEP, InStep, Point, Store
 from apsched.study.worker import ALONG, Outcome, Question, point_along_caps, solve_point
 
 MOST_ATTEMPTS = 4
@@ -218,7 +218,7 @@ def _question(live: OpenChain) -> Question:
         request=setting.search,
         device_memory_bytes=graph.device_memory_bytes,
         beside=live.prepared.beside,
-        shard_bytes=graph.kept.get("shard_bytes", 0),
+        beside_bytes=graph.in_step.beside_bytes,
         contention=setting.costs.contention,
         cluster=(
             cluster_of(graph, setting) if setting.costs.contention != ContentionChoice() else None
@@ -228,9 +228,13 @@ def _question(live: OpenChain) -> Question:
 
 def _keep(live: OpenChain, job: Job, outcome: Outcome, run_id: str) -> None:
     described: Mapping[str, Any] = live.prepared.setting.described()
+    graph = live.prepared.graph
+    if graph.in_step != InStep():
+        report = {**outcome.report, IN_STEP: asdict(graph.in_step)}
+        outcome = replace(outcome, report=report)
     live.done.add(job)
     live.store.add_result(
-        live.id_of(job.name), live.prepared.graph.graph_id, job.name, described, run_id, outcome
+        live.id_of(job.name), graph.graph_id, job.name, described, run_id, outcome
     )
     live.look_up((job.name,))
     live.look_up([name for name in live.chain.names(live.known) if name not in live.known])

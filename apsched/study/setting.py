@@ -34,6 +34,8 @@ class Setting:
     speeds: Speeds = field(default_factory=Speeds)
     keep: KeepRequest = field(default_factory=KeepRequest)
     """Parameters kept from forward to backward."""
+    num_micro_batches: int = 1
+    """Micro-batches in a row."""
 
     @property
     def alone(self) -> bool:
@@ -78,16 +80,20 @@ class Setting:
             "reserve": search.reserve,
             **({"second_group": True} if search.second_group else {}),
             **(_scenarios(search.scenarios) if search.scenarios is not None else {}),
-            **({"keep": _keep(self.keep)} if self.keep.mode != NONE else {}),
+            **self._choice(),
         }
+
+    def _choice(self) -> dict[str, Any]:
+        """Return the options of the choice of kept parameters, where there is one."""
+        if self.keep.mode == NONE:
+            return {}
+        keep = list(self.keep.entries) or self.keep.mode
+        several = {"accumulate": self.num_micro_batches} if self.num_micro_batches > 1 else {}
+        return {"keep": keep, **several}
 
 
 def _scenarios(options: ScenarioOptions) -> dict[str, Any]:
     return {"scenarios": options.count, "noise": options.noise, "robust": options.measure}
-
-
-def _keep(request: KeepRequest) -> str | list[str]:
-    return list(request.entries) if request.entries else request.mode
 
 
 def _named(source: str) -> str:

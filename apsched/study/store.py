@@ -21,7 +21,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,34 @@ from apsched.units import ticks_to_us
 FILE = "study.sqlite"
 GRAPHS, SCHEDULES = "graphs", "schedules"
 """Folders of a study."""
+IN_STEP = "in_step"
+"""Key of the report of a point that has its :class:`InStep`."""
 SOLVE, SHORT_SEARCH, ANOTHER_CAP = "solve", "short search", "another cap"
 """The origin of the schedule of a point: a solve under its cap, a short search from the schedules
 of other caps, or one of those unchanged.
 """
 _BUSY_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InStep:
+    """The part of a graph in a step under a choice of kept parameters."""
+
+    num_micro_batches: int = 1
+    """Micro-batches of the step that run the graph."""
+    kept: tuple[str, ...] = ()
+    """Entries of the choice."""
+    kept_bytes: int = 0
+    """Passed from forward to backward."""
+    shard_bytes: int = 0
+    """Of kept parameters that the graph does not take: alive beside it."""
+    gradient_bytes: int = 0
+    """Of the micro-batches before: alive beside the graph."""
+
+    @property
+    def beside_bytes(self) -> int:
+        """Bytes of the step that are alive all the time beside the graph."""
+        return self.shard_bytes + self.gradient_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +79,11 @@ class GraphRow:
     device_memory_bytes: int | None
     notes: tuple[str, ...]
     file: str
+    in_step: InStep = field(default_factory=InStep)
+    """Of a capture, or of a point: the row itself serves several."""
 
     def __post_init__(self) -> None:
         _check_inside(self.file, GRAPHS)
-
-    @property
-    def kept(self) -> Mapping[str, Any]:
-        """The parameters kept from forward to backward: ``names``, ``bytes``, ``shard_bytes`` of
-        them that the graph does not take; empty if there are none.
-        """
-        kept: Mapping[str, Any] = self.described.get("kept", {})
-        return kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,12 +244,16 @@ class Store:
         """Return the content of a graph's file."""
         return (self.directory / row.file).read_bytes()
 
-    def add_capture(self, capture_id: str, graph_ids: tuple[str, ...]) -> None:
-        """Remember which graphs a source gave."""
+    def add_capture(self, capture_id: str, rows: Sequence[GraphRow]) -> None:
+        """Remember which graphs a source gave, each with its part in the step."""
+        self.copy_capture(
+            (capture_id, _json([(row.graph_id, asdict(row.in_step)) for row in rows]))
+        )
+
+    def copy_capture(self, row: tuple[str, str]) -> None:
+        """Keep a row of :meth:`captures` of another study."""
         with self._open() as db:
-            db.execute(
-                "insert or replace into captures values (?, ?)", (capture_id, _json(graph_ids))
-            )
+            db.execute("insert or replace into captures values (?, ?)", row)
 
     def capture(self, capture_id: str) -> tuple[GraphRow, ...] | None:
         """Return the graphs that a source gave; ``None`` where they are not there."""
@@ -240,8 +261,14 @@ class Store:
             found = db.execute(
                 "select graph_ids from captures where capture_id = ?", (capture_id,)
             ).fetchone()
-        rows = [self.graph(graph_id) for graph_id in json.loads(found[0])] if found else [None]
-        return None if None in rows else tuple(row for row in rows if row is not None)
+        rows = []
+        for one in json.loads(found[0]) if found else ():
+            graph_id, in_step = (one, {}) if isinstance(one, str) else one  # str: an older version
+            row = self.graph(graph_id)
+            if row is None:
+                return None
+            rows.append(replace(row, in_step=_in_step(in_step)) if in_step else row)
+        return tuple(rows) if found else None
 
     def add_step_range(self, range_id: str, floor_bytes: int, peak_bytes: int) -> None:
         """Remember the least memory of a step, and the peak of the fastest one."""
@@ -372,13 +399,10 @@ class Store:
         """Return the arguments of each run, by its name."""
         return {row[0]: json.loads(row[1]) for row in self.runs()}
 
-    def captures(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Return which graphs sources gave, by the names of the captures."""
+    def captures(self) -> tuple[tuple[str, str], ...]:
+        """Return the rows of ``captures``, by the names of the captures."""
         with self._open() as db:
-            return tuple(
-                (name, tuple(json.loads(ids)))
-                for name, ids in db.execute("select * from captures order by capture_id")
-            )
+            return tuple(db.execute("select * from captures order by capture_id").fetchall())
 
     def step_ranges(self) -> tuple[tuple[str, int, int], ...]:
         """Return the arguments of :meth:`add_step_range`, of each."""
@@ -418,17 +442,32 @@ def _graph_row(row: tuple[Any, ...]) -> GraphRow:
         notes,
         file,
     ) = row
+    says = json.loads(described)
     return GraphRow(
         graph_id=graph_id,
         name=name,
         graph_hash=graph_hash,
         cluster=cluster,
-        described=json.loads(described),
+        described=says,
         num_nodes=num_nodes,
         num_collectives=num_collectives,
         device_memory_bytes=memory,
         notes=tuple(json.loads(notes)),
         file=file,
+        in_step=_in_step_of_older(says.get("kept", {})),
+    )
+
+
+def _in_step(says: Mapping[str, Any]) -> InStep:
+    return InStep(**{**says, "kept": tuple(says["kept"])})
+
+
+def _in_step_of_older(kept: Mapping[str, Any]) -> InStep:
+    """Return the part in the step as a graph of a study of an older version has it."""
+    return InStep(
+        kept=tuple(kept.get("names", ())),
+        kept_bytes=kept.get("bytes", 0),
+        shard_bytes=kept.get("shard_bytes", 0),
     )
 
 
@@ -454,9 +493,10 @@ def _point(graph: GraphRow, joined: tuple[Any, ...]) -> Point:
         seconds=seconds,
     )
     assert (step is None) == (outcome.status == Status.INFEASIBLE)
+    in_step = outcome.report.get(IN_STEP)
     return Point(
         point_id=point_id,
-        graph=graph,
+        graph=replace(graph, in_step=_in_step(in_step)) if in_step else graph,
         memory_cap=memory_cap,
         described=json.loads(described),
         outcome=outcome,

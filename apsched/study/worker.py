@@ -44,8 +44,10 @@ class Question:
     device_memory_bytes: int | None
     beside: BesideGraph | None
     """The memory of the device outside of the graph; ``None`` if it is not known."""
-    shard_bytes: int
-    """Of kept parameters: alive beside the graph, and counted in its caps and peaks."""
+    beside_bytes: int
+    """Alive beside the graph all the time, and counted in its caps and peaks: shards of kept
+    parameters, gradients of the micro-batches before.
+    """
     contention: ContentionChoice
     cluster: Cluster | None
     """Determines the strength of the stated contention; ``None`` if there is none."""
@@ -98,12 +100,12 @@ def solve_point(question: Question, memory_cap: MemoryCap | None) -> Outcome:
         memory_cap = MemoryCap(size_bytes=_inside(memory_cap.size_bytes, question))
     request = replace(question.request, memory_cap=memory_cap)
     result = solve_graph(_graph(question), request, Progress(quiet=True))
-    return _outcome(result, SOLVED, began, question.shard_bytes)
+    return _outcome(result, SOLVED, began, question.beside_bytes)
 
 
 def _inside(cap_bytes: int | None, question: Question) -> int | None:
     """Return the part of a memory cap for the graph itself."""
-    return None if cap_bytes is None else max(cap_bytes - question.shard_bytes, 0)
+    return None if cap_bytes is None else max(cap_bytes - question.beside_bytes, 0)
 
 
 def point_along_caps(
@@ -118,8 +120,8 @@ def point_along_caps(
     cap_bytes = _inside(memory_cap_bytes, question)
     known = replace(
         known,
-        floor_memory_bytes=known.floor_memory_bytes - question.shard_bytes,
-        floor_bound_bytes=max(known.floor_bound_bytes - question.shard_bytes, 0),
+        floor_memory_bytes=known.floor_memory_bytes - question.beside_bytes,
+        floor_bound_bytes=max(known.floor_bound_bytes - question.beside_bytes, 0),
     )
     request = replace(question.request, memory_cap=MemoryCap(size_bytes=cap_bytes))
     result = solve_graph(
@@ -128,7 +130,7 @@ def point_along_caps(
         Progress(quiet=True),
         search=lambda _, caps, __: along.at(caps.memory_cap_bytes, schedules, known),
     )
-    return _outcome(result, ALONG, began, question.shard_bytes)
+    return _outcome(result, ALONG, began, question.beside_bytes)
 
 
 def _outcome(result: Result, how: str, began: float, beside_bytes: int) -> Outcome:

@@ -31,6 +31,25 @@ Graphs = tuple[LoadedGraph, LoadedGraph]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CountedPair:
+    """Forward and backward of some of the micro-batches."""
+
+    count: int
+    """Micro-batches that run them."""
+    graphs: Graphs
+    gradient_bytes: tuple[int, int]
+    """Gradients of the micro-batches before, outside of each graph."""
+    shard_bytes: int
+    """Shards of kept parameters, outside of backward."""
+
+    @property
+    def beside_bytes(self) -> tuple[int, int]:
+        """Memory of the step outside of each graph."""
+        forward, backward = self.gradient_bytes
+        return forward, backward + self.shard_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedChoice:
     """Both graphs under one choice, solved."""
 
@@ -203,6 +222,11 @@ class Step:
         """Entry of a choice -> bytes passed from forward to backward."""
         return {entry: size for p in self.parameters for entry, size in p.entries.items()}
 
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """All entries that a choice may have."""
+        return tuple(self.entry_bytes)
+
     def beside_bytes(self, kept: Choice) -> int:
         """Return the bytes of shards that are alive in backward beside its graph."""
         names = set(map(name_of, kept))
@@ -216,6 +240,16 @@ class Step:
             first, second = (self.posed(graph) for graph in with_kept(self.graphs, kept))
             self.made[kept] = first, second
         return self.made[kept]
+
+    def pairs_of(self, kept: Choice) -> tuple[CountedPair, ...]:
+        """Return the graphs with the parameters ``kept``, and the memory outside of each."""
+        pair = CountedPair(
+            count=1,
+            graphs=self.under(kept),
+            gradient_bytes=(0, 0),
+            shard_bytes=self.beside_bytes(kept),
+        )
+        return (pair,)
 
     def posed(self, graph: LoadedGraph) -> LoadedGraph:
         """Return ``graph`` under the plan of the request."""

@@ -99,9 +99,7 @@ def solve_choice(step: Step, request: KeepRequest, label: str = "--keep") -> Ste
     """
     if request.mode == AUTO:
         return solve_step(step)
-    best = step.solve(
-        request.chosen([entry for p in step.parameters for entry in p.entries], label)
-    )
+    best = step.solve(request.chosen(step.entries, label))
     return StepAnswer(
         best=best,
         bound=TimeBound(

@@ -20,7 +20,7 @@ from apsched.report.page.frontier import frontier_data
 from apsched.study.report.frontier import fitting, least_memory, prices_ms_per_gib
 from apsched.study.report.pages import frontiers_of, frontiers_of_run, lines_of
 from apsched.study.report.text import mark
-from apsched.study.store import Point, Store
+from apsched.study.store import InStep, Point, Store
 from apsched.units import ticks_to_us
 from tests.conftest import Run
 from tests.end_to_end.test_report_browser import OpenedSource, browser  # noqa: F401  (a fixture)
@@ -304,8 +304,8 @@ def test_the_data_are_the_same_bytes_twice(debug_run: Path, study: Path) -> None
 def test_a_run_counts_the_kept_shards_that_its_study_counts(
     debug_run: Path, points: tuple[Point, ...]
 ) -> None:
-    kept = {"kept": {"names": ["w"], "bytes": 4096, "shard_bytes": 1024}}
-    these = [replace(p, graph=replace(p.graph, described=kept)) for p in points]
+    kept = InStep(kept=("w",), kept_bytes=4096, shard_bytes=1024)
+    these = [replace(p, graph=replace(p.graph, in_step=kept)) for p in points]
     (free,), (frontier,) = (frontiers_of(lines_of(some), 0.02) for some in (points, these))
     graph = next(g for g in load_run(debug_run).graphs if g.result.problem.name == frontier.graph)
     assert graph.result.best is not None

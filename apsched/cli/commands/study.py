@@ -32,7 +32,7 @@ def add_parser(verbs: Any) -> None:
     add_groups(
         parser, "caps", "device memory", "search", "compute", "plan", "contention", "scenarios"
     )
-    add_groups(parser, "whole step", "process groups")
+    add_groups(parser, "whole step", "accumulation", "process groups")
     grid = parser.add_argument_group("study")
     text = (
         "an option and its values: seq=2048,8192, memory_cap=floor..none:20,"

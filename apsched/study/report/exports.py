@@ -9,7 +9,6 @@ from typing import Any
 
 from apsched.atomic_files import write_atomic
 from apsched.errors import InputError
-from apsched.study.report.steps import kept_bytes
 from apsched.study.store import Point
 
 _FIGURES = ("exposed_us", "compute_us", "fastest_us", "peak_bound_bytes", "launches_bound")
@@ -47,7 +46,7 @@ def flat(points: Sequence[Point]) -> list[dict[str, Any]]:
                 "gap": point.gap,
                 "peak_memory_bytes": outcome.peak_memory_bytes,
                 "floor_memory_bytes": outcome.floor_memory_bytes,
-                **({"kept_bytes": kept_bytes(point)} if keeps else {}),
+                **({"kept_bytes": point.graph.in_step.kept_bytes} if keeps else {}),
                 "num_launches": outcome.num_launches,
                 **{name: report[name] for name in _FIGURES},
                 **{f"chosen_{name}": chosen.get(name) for name in _CHOSEN},

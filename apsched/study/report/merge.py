@@ -94,8 +94,8 @@ def merge(sources: Sequence[Store], target: Store) -> int:
                 point.run_id,
                 replace(point.outcome, schedule=content),
             )
-        for capture_id, graph_ids in source.captures():
-            target.add_capture(capture_id, graph_ids)
+        for capture in source.captures():
+            target.copy_capture(capture)
         for step_range in source.step_ranges():
             target.add_step_range(*step_range)
     return len(target.points())

@@ -105,14 +105,8 @@ def _frontier(line: Line, slowdown: float) -> Frontier:
         ),
         floor_bytes=min(point.outcome.floor_memory_bytes for point in points),
         legend=LEGEND,
-        beside_bytes=_beside_bytes(points[0]),
+        beside_bytes=points[0].graph.in_step.beside_bytes,
     )
-
-
-def _beside_bytes(point: Point) -> int:
-    """Return the bytes of kept shards that the graph of ``point`` does not take."""
-    size_bytes: int = point.graph.kept.get("shard_bytes", 0)
-    return size_bytes
 
 
 def _point(points: Sequence[Point], k: int, price: float | None) -> FrontierPoint:
@@ -130,7 +124,7 @@ def _point(points: Sequence[Point], k: int, price: float | None) -> FrontierPoin
             Baseline(
                 name=name,
                 step_ticks=us_to_ticks(b["step_time_us"]),
-                peak_bytes=b["peak_memory_bytes"] + _beside_bytes(point),
+                peak_bytes=b["peak_memory_bytes"] + point.graph.in_step.beside_bytes,
                 fits=b["fits"],
             )
             for name, b in baselines.items()

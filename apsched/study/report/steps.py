@@ -1,10 +1,11 @@
-"""Forward and backward of a study as one step, where parameters are kept from one to the other."""
+"""The graphs of a study as one step, where parameters are kept."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
-from apsched.names import direction_named, is_in_node
+from apsched.names import IN_NODE, NEXT, SUM, SUM_SHARDS, direction_named, mark_of
 from apsched.quantities import show_bytes, show_us
 from apsched.study.report.across import Line
 from apsched.study.store import Point
@@ -15,85 +16,103 @@ class StepPoint:
     """One step under one memory cap; of a step that does not fit, times and peak are ``None``."""
 
     labels: Mapping[str, str]
+    num_micro_batches: int
     memory_cap: str
     """As stated."""
     memory_cap_bytes: int | None
     step_time_us: float | None
     bound_us: float
-    """Bound of both graphs with the parameters kept here; another choice may lie below."""
+    """Bound of all graphs under the choice made here; another choice may lie below."""
     peak_memory_bytes: int | None
     kept_bytes: int
+    """Passed from forward to backward."""
     kept: tuple[str, ...]
-    """Names of the parameters kept; with ``@node`` those resharded in their node."""
+    """Entries of the choice, as a ``--keep`` file has them."""
 
 
 def steps_of(lines: Sequence[Line]) -> tuple[StepPoint, ...]:
-    """Return the steps of ``lines`` whose forward and backward are answered under the same cap;
-    none if no line has kept parameters.
+    """Return the steps of ``lines`` whose graphs are all answered under the same cap; none if no
+    line has kept parameters.
     """
     if not any("keep" in point.described for line in lines for point in line.points):
         return ()
-    together: dict[tuple[tuple[str, str], ...], list[Line]] = {}
+    together: dict[tuple[tuple[str, str], ...], dict[str, list[Point]]] = {}
     for line in lines:
-        together.setdefault(tuple(line.labels.items()), []).append(line)
+        of_setting = together.setdefault(tuple(line.labels.items()), {})
+        for point in line.points:
+            of_setting.setdefault(point.memory_cap, []).append(point)
     found: list[StepPoint] = []
-    for labels, lines in together.items():
-        if sorted(str(direction_named(line.graph)) for line in lines) != ["backward", "forward"]:
-            continue
-        one, other = sorted(lines, key=lambda line: str(direction_named(line.graph)), reverse=True)
-        backward = {point.memory_cap: point for point in other.points}
-        found += [
-            _step(dict(labels), point, backward[point.memory_cap])
-            for point in one.points
-            if point.memory_cap in backward
-        ]
+    for labels, along_caps in together.items():
+        whole = (points for points in along_caps.values() if _is_whole(points))
+        found += sorted((_step(dict(labels), points) for points in whole), key=_cap)
     return tuple(found)
 
 
-def _step(labels: Mapping[str, str], forward: Point, backward: Point) -> StepPoint:
-    times = forward.step_time_us, backward.step_time_us
-    fits = None not in times
-    caps = [point.outcome.memory_cap_bytes for point in (forward, backward)]
-    return StepPoint(
-        labels=labels,
-        memory_cap=forward.memory_cap,
-        memory_cap_bytes=min((cap for cap in caps if cap is not None), default=None),
-        step_time_us=sum(us or 0.0 for us in times) if fits else None,
-        bound_us=forward.bound_us + backward.bound_us,
-        peak_memory_bytes=max(p.outcome.peak_memory_bytes or 0 for p in (forward, backward))
-        if fits
-        else None,
-        kept_bytes=kept_bytes(backward),
-        kept=tuple(backward.graph.kept.get("names", ())),
+def _cap(step: StepPoint) -> float:
+    return inf if step.memory_cap_bytes is None else step.memory_cap_bytes
+
+
+def _is_whole(points: Sequence[Point]) -> bool:
+    """Return whether ``points`` are all graphs of a step."""
+    several = points[0].described.get("accumulate", 1)
+    directions = [(direction_named(p.graph.name), p.graph.in_step) for p in points]
+    return all(
+        sum(i.num_micro_batches for name, i in directions if name == each) == several
+        for each in ("forward", "backward")
     )
 
 
-def kept_bytes(point: Point) -> int:
-    """Return the bytes that are kept from forward to backward."""
-    return int(point.graph.kept.get("bytes", 0))
+def _step(labels: Mapping[str, str], points: Sequence[Point]) -> StepPoint:
+    fits = all(point.step_time_us is not None for point in points)
+    caps = (point.outcome.memory_cap_bytes for point in points)
+    counts = [point.graph.in_step.num_micro_batches for point in points]
+    times_us = (count * (p.step_time_us or 0.0) for count, p in zip(counts, points, strict=True))
+    in_step = points[0].graph.in_step
+    return StepPoint(
+        labels=labels,
+        num_micro_batches=points[0].described.get("accumulate", 1),
+        memory_cap=points[0].memory_cap,
+        memory_cap_bytes=min((cap for cap in caps if cap is not None), default=None),
+        step_time_us=sum(times_us) if fits else None,
+        bound_us=sum(count * p.bound_us for count, p in zip(counts, points, strict=True)),
+        peak_memory_bytes=max(p.outcome.peak_memory_bytes or 0 for p in points) if fits else None,
+        kept_bytes=in_step.kept_bytes,
+        kept=in_step.kept,
+    )
 
 
 def step_text(step: StepPoint) -> str:
     """Return one step as a line."""
     labels = "".join(f", {name} {value}" for name, value in step.labels.items())
     cap = "none" if step.memory_cap_bytes is None else show_bytes(step.memory_cap_bytes)
-    head = f"step{labels}, memory cap {cap}: "
+    several = step.num_micro_batches
+    whole_step = f"step of {several} micro-batches" if several > 1 else "step"
+    head = f"{whole_step}{labels}, memory cap {cap}: "
     if step.step_time_us is None:
         return f"{head}none fits"
-    in_node = sum(map(is_in_node, step.kept))
-    whole = len(step.kept) - in_node
+    marks = [mark_of(entry) for entry in step.kept]
+    whole, in_node = marks.count(""), marks.count(IN_NODE)
+    others = (f"; {marks.count(mark)} {words}" for mark, words in _SHARED.items() if mark in marks)
     return (
         f"{head}{show_us(step.step_time_us)}, peak {show_bytes(step.peak_memory_bytes)};"
         f" {show_bytes(step.kept_bytes)} kept from forward to backward ({whole}"
         f" parameter{'s' if whole != 1 else ''}"
-        f"{f', {in_node} resharded in their node' if in_node else ''})"
+        f"{f', {in_node} resharded in their node' if in_node else ''}){''.join(others)}"
     )
+
+
+_SHARED = {
+    NEXT: "gathered until the next micro-batch",
+    SUM: "with gradients reduced once",
+    SUM_SHARDS: "with shards of gradients all-reduced once",
+}
 
 
 def step_json(step: StepPoint) -> dict[str, Any]:
     """Return the same for programs."""
     return {
         "labels": dict(step.labels),
+        "num_micro_batches": step.num_micro_batches,
         "memory_cap": step.memory_cap,
         "memory_cap_bytes": step.memory_cap_bytes,
         "step_time_us": step.step_time_us,

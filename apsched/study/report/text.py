@@ -9,7 +9,7 @@ from apsched.schedule.result import AS_CAPTURED
 from apsched.study.report.across import Line, along_text, alongs
 from apsched.study.report.binding import bindings, binds_text, bucketing_text, needs_text
 from apsched.study.report.frontier import GIB, fitting, least_memory, prices_ms_per_gib
-from apsched.study.report.steps import kept_bytes, step_text, steps_of
+from apsched.study.report.steps import step_text, steps_of
 from apsched.study.store import ANOTHER_CAP, SHORT_SEARCH, Point
 from apsched.study.worker import ALONG
 
@@ -87,7 +87,7 @@ def mark(point: Point) -> str:
 
 def _cells(point: Point, *, wide: bool, keeps: bool) -> list[str]:
     outcome = point.outcome
-    kept = [f"{kept_bytes(point) / GIB:.2f}"] if keeps else []
+    kept = [f"{point.graph.in_step.kept_bytes / GIB:.2f}"] if keeps else []
     cap = "none" if outcome.memory_cap_bytes is None else show_bytes(outcome.memory_cap_bytes)
     if outcome.step_ticks is None:
         return [

@@ -19,24 +19,17 @@ from apsched.pipeline.result import Result
 from apsched.quantities import MemoryCap
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice
-from apsched.whole_step.pair import Graphs, Step, lowered, priced_as
+from apsched.whole_step.pair import CountedPair, Graphs, Step, lowered, priced_as
 
 if TYPE_CHECKING:
     from apsched.fx.accumulate import HeldValue, Reduction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SolvedPair:
+class SolvedPair(CountedPair):
     """Forward and backward of some of the micro-batches, solved."""
 
-    count: int
-    """Micro-batches that run them."""
-    graphs: Graphs
     results: tuple[Result, Result]
-    beside_bytes: tuple[int, int]
-    """Memory of the step outside of each graph: shards of kept parameters, gradients of the
-    micro-batches before.
-    """
 
     @property
     def ticks(self) -> int:
@@ -153,6 +146,11 @@ class Accumulation:
         return self.step.always
 
     @property
+    def entry_bytes(self) -> dict[str, int]:
+        """Entry of a choice -> bytes passed from forward to backward."""
+        return self.step.entry_bytes
+
+    @property
     def held_bytes(self) -> dict[str, int]:
         """Parameter that forward gathers -> bytes that stay from backward to the next forward."""
         return {
@@ -227,9 +225,9 @@ class Accumulation:
         last = self.num_micro_batches - 1
         return tuple(self._pair(parts, k) for k in sorted({0, min(1, last), last}))
 
-    def _solve(self, choice: Choice, *, search_alone: bool) -> SolvedAccumulation:
+    def pairs_of(self, choice: Choice) -> tuple[CountedPair, ...]:
+        """Return the graphs of all micro-batches under ``choice``, equal ones once."""
         parts, graphs = _Parts.of(choice), self.graphs_of(choice)
-        more = self.step.communicator_bytes(self.step.under(parts.kept))
         shards = self.step.beside_bytes(parts.kept)
         sums = sum(b for name, b in self.sum_bytes.items() if name in parts.summed)
         sums += sum(b for name, b in self.shard_sum_bytes.items() if name in parts.shards)
@@ -238,20 +236,36 @@ class Accumulation:
         reduced += self.other_gradient_bytes
         counts = [1] * len(graphs)
         counts[len(graphs) // 2] += self.num_micro_batches - len(graphs)
-        pairs = []
+        found = []
         for k, (count, pair) in enumerate(zip(counts, graphs, strict=True)):
             before = k > 0 or len(graphs) == 1
             gradients = before * (reduced + sums), before * reduced  # backward takes the sums
-            beside = gradients[0], gradients[1] + shards
+            found.append(
+                CountedPair(count=count, graphs=pair, gradient_bytes=gradients, shard_bytes=shards)
+            )
+        return tuple(found)
+
+    def _solve(self, choice: Choice, *, search_alone: bool) -> SolvedAccumulation:
+        more = self.step.communicator_bytes(self.step.under(_Parts.of(choice).kept))
+        pairs = []
+        for some in self.pairs_of(choice):
             forward, backward = (
                 _with_gradients(self._result(graph, lowered(caps, more + size), search_alone), held)
                 for graph, caps, size, held in zip(
-                    pair, self.step.caps, beside, gradients, strict=True
+                    some.graphs,
+                    self.step.caps,
+                    some.beside_bytes,
+                    some.gradient_bytes,
+                    strict=True,
                 )
             )
             pairs.append(
                 SolvedPair(
-                    count=count, graphs=pair, results=(forward, backward), beside_bytes=beside
+                    count=some.count,
+                    graphs=some.graphs,
+                    gradient_bytes=some.gradient_bytes,
+                    shard_bytes=some.shard_bytes,
+                    results=(forward, backward),
                 )
             )
         return SolvedAccumulation(kept=choice, pairs=tuple(pairs))
@@ -328,9 +342,11 @@ class _Parts:
 
 def _with_gradients(result: Result, size_bytes: int) -> Result:
     """Return ``result`` with the gradients of the micro-batches before in its account."""
-    if result.account is None:
+    account = result.account
+    if account is None:
         return result
-    return replace(result, account=replace(result.account, gradient_bytes=size_bytes))
+    beside = replace(account.beside, gradient_bytes=size_bytes)
+    return replace(result, account=replace(account, beside=beside))
 
 
 def held_in(graphs: Graphs) -> "dict[str, tuple[HeldValue, ...]]":
