@@ -12,7 +12,8 @@ from apsched.quantities import show_bytes
 from apsched.report.table import console, plain_table, print_json
 from apsched.study.report.exports import flat, write_table
 from apsched.study.report.merge import Compared, compared, merge
-from apsched.study.store import FILE, Point, Store
+from apsched.study.rows import FILE, Point
+from apsched.study.store import Store
 
 
 def run_compare(args: argparse.Namespace, words: list[str], stdout: TextIO) -> None:

@@ -36,11 +36,12 @@ from apsched.study.report.steps import step_json, steps_of
 from apsched.study.report.text import print_study
 from apsched.study.report.what_if import Answer, cap_then, parse_what_if, then
 from apsched.study.report.what_if_text import answer_json, print_answers
+from apsched.study.rows import FILE, Point
 from apsched.study.run import Board, OpenChain, chains, share_schedules
 from apsched.study.run import run as answer
 from apsched.study.setting import Setting
 from apsched.study.speeds import Speeds, parse_times
-from apsched.study.store import FILE, Point, Store
+from apsched.study.store import Store
 from apsched.whole_step.keep_request import AUTO, keep_request
 
 

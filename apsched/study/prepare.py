@@ -32,9 +32,10 @@ from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.study.axes import MemoryAxis, MemoryRange
 from apsched.study.chain import RangeEnds, Stated, cap_name, resolved
+from apsched.study.rows import GRAPHS, GraphRow, InStep
 from apsched.study.setting import Setting
 from apsched.study.speeds import Speeds, at_speeds
-from apsched.study.store import GRAPHS, GraphRow, InStep, Store
+from apsched.study.store import Store
 from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.along_caps import answers_along_caps, range_ends_bytes
 from apsched.whole_step.choices import NONE, Choice

@@ -11,7 +11,7 @@ from apsched.study.report.across import Line
 from apsched.study.report.exports import flat
 from apsched.study.report.steps import StepPoint, steps_of
 from apsched.study.report.text import print_study
-from apsched.study.store import Point
+from apsched.study.rows import Point
 
 if TYPE_CHECKING:
     from pandas import DataFrame

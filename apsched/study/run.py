@@ -21,8 +21,9 @@ from apsched.study.axes import MemoryAxis
 from apsched.study.chain import MOST_SOLVES, Chain, Job
 from apsched.study.engine import Engine
 from apsched.study.prepare import Prepared, cluster_of
+from apsched.study.rows import IN_STEP, InStep, Point
 from apsched.study.setting import point_id
-from apsched.study.store import IN_STEP, InStep, Point, Store
+from apsched.study.store import Store
 from apsched.study.worker import ALONG, Outcome, Question, point_along_caps, solve_point
 
 MOST_ATTEMPTS = 4

@@ -21,118 +21,28 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from apsched.atomic_files import one_component, write_atomic
+from apsched.atomic_files import write_atomic
 from apsched.errors import InputError
-from apsched.schedule.result import SolvedBy, Status
-from apsched.study.schema import FORMAT, SCHEMA
-from apsched.study.worker import SOLVED, Outcome, better_of
-from apsched.units import ticks_to_us
+from apsched.study.rows import (
+    FILE,
+    FORMAT,
+    GRAPHS,
+    POINTS,
+    SCHEDULES,
+    SCHEMA,
+    GraphRow,
+    Point,
+    graph_row,
+    in_step_of,
+    point_of,
+)
+from apsched.study.worker import Outcome, better_of
 
-FILE = "study.sqlite"
-GRAPHS, SCHEDULES = "graphs", "schedules"
-"""Folders of a study."""
-IN_STEP = "in_step"
-"""Key of the report of a point that has its :class:`InStep`."""
-SOLVE, SHORT_SEARCH, ANOTHER_CAP = "solve", "short search", "another cap"
-"""The origin of the schedule of a point: a solve under its cap, a short search from the schedules
-of other caps, or one of those unchanged.
-"""
 _BUSY_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InStep:
-    """The part of a graph in a step under a choice of kept parameters."""
-
-    num_micro_batches: int = 1
-    """Micro-batches of the step that run the graph."""
-    kept: tuple[str, ...] = ()
-    """Entries of the choice."""
-    kept_bytes: int = 0
-    """Passed from forward to backward."""
-    shard_bytes: int = 0
-    """Of kept parameters that the graph does not take: alive beside it."""
-    gradient_bytes: int = 0
-    """Of the micro-batches before: alive beside the graph."""
-
-    @property
-    def beside_bytes(self) -> int:
-        """Bytes of the step that are alive all the time beside the graph."""
-        return self.shard_bytes + self.gradient_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphRow:
-    """A graph at some costs."""
-
-    graph_id: str
-    name: str
-    graph_hash: str
-    cluster: str
-    described: Mapping[str, Any]
-    num_nodes: int
-    num_collectives: int
-    device_memory_bytes: int | None
-    notes: tuple[str, ...]
-    file: str
-    in_step: InStep = field(default_factory=InStep)
-    """Of a capture, or of a point: the row itself serves several."""
-
-    def __post_init__(self) -> None:
-        _check_inside(self.file, GRAPHS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """A question and its answer."""
-
-    point_id: str
-    graph: GraphRow
-    memory_cap: str
-    """As it was stated."""
-    described: Mapping[str, Any]
-    """All other options, by the names that ``--vary`` takes."""
-    outcome: Outcome
-    """Without its schedule, which is in the file ``schedule``."""
-    run_id: str
-    """The first run with this question."""
-    schedule: str | None
-    """Name of the schedule file, from the directory of the study."""
-
-    def __post_init__(self) -> None:
-        one_component(self.point_id, f"{FILE}: name of a point")
-        if self.schedule is not None:
-            _check_inside(self.schedule, SCHEDULES)
-
-    @property
-    def schedule_from(self) -> str | None:
-        """:data:`SOLVE`, :data:`SHORT_SEARCH` or :data:`ANOTHER_CAP`; ``None`` without a
-        schedule.
-        """
-        if self.outcome.step_ticks is None:
-            return None
-        if self.outcome.report.get("solved_by") == SolvedBy.ANOTHER_CAP:
-            return ANOTHER_CAP
-        return SOLVE if self.outcome.how == SOLVED else SHORT_SEARCH
-
-    @property
-    def step_time_us(self) -> float | None:
-        """Step time of the schedule found."""
-        return None if self.outcome.step_ticks is None else ticks_to_us(self.outcome.step_ticks)
-
-    @property
-    def bound_us(self) -> float:
-        """No schedule is faster."""
-        return ticks_to_us(self.outcome.bound_ticks)
-
-    @property
-    def gap(self) -> float | None:
-        """(step time - bound) / step time."""
-        return None if not self.step_time_us else 1 - self.bound_us / self.step_time_us
 
 
 class Store:
@@ -237,7 +147,7 @@ class Store:
         """Return a graph; ``None`` where it or its file is not there."""
         with self._open() as db:
             found = db.execute("select * from graphs where graph_id = ?", (graph_id,)).fetchone()
-        row = _graph_row(found) if found else None
+        row = graph_row(found) if found else None
         return row if row is not None and (self.directory / row.file).is_file() else None
 
     def graph_content(self, row: GraphRow) -> bytes:
@@ -267,7 +177,7 @@ class Store:
             row = self.graph(graph_id)
             if row is None:
                 return None
-            rows.append(replace(row, in_step=_in_step(in_step)) if in_step else row)
+            rows.append(replace(row, in_step=in_step_of(in_step)) if in_step else row)
         return tuple(rows) if found else None
 
     def add_step_range(self, range_id: str, floor_bytes: int, peak_bytes: int) -> None:
@@ -340,9 +250,9 @@ class Store:
     def points(self, point_ids: frozenset[str] | None = None) -> tuple[Point, ...]:
         """Return the points with these names, or all, in the order of their names."""
         with self._open() as db:
-            graphs = {row[0]: _graph_row(row) for row in db.execute("select * from graphs")}
-            rows = db.execute(f"{_POINTS} order by point_id").fetchall()
-        found = (_point(graphs[row[0]], row) for row in rows)
+            graphs = {row[0]: graph_row(row) for row in db.execute("select * from graphs")}
+            rows = db.execute(f"{POINTS} order by point_id").fetchall()
+        found = (point_of(graphs[row[0]], row) for row in rows)
         return tuple(point for point in found if point_ids is None or point.point_id in point_ids)
 
     def point(self, point_id: str) -> Point | None:
@@ -362,11 +272,11 @@ class Store:
         return point
 
     def _point(self, db: sqlite3.Connection, point_id: str) -> Point | None:
-        row = db.execute(f"{_POINTS} where point_id = ?", (point_id,)).fetchone()
+        row = db.execute(f"{POINTS} where point_id = ?", (point_id,)).fetchone()
         if row is None:
             return None
-        return _point(
-            _graph_row(db.execute("select * from graphs where graph_id = ?", (row[0],)).fetchone()),
+        return point_of(
+            graph_row(db.execute("select * from graphs where graph_id = ?", (row[0],)).fetchone()),
             row,
         )
 
@@ -421,101 +331,6 @@ class Store:
         """Return the rows of ``runs``, the first first."""
         with self._open() as db:
             return tuple(db.execute("select * from runs order by began_utc, run_id").fetchall())
-
-
-_POINTS = (
-    "select graph_id, memory_cap, described, run_id, results.* from points join results using"
-    " (point_id)"
-)
-
-
-def _graph_row(row: tuple[Any, ...]) -> GraphRow:
-    (
-        graph_id,
-        name,
-        graph_hash,
-        cluster,
-        described,
-        num_nodes,
-        num_collectives,
-        memory,
-        notes,
-        file,
-    ) = row
-    says = json.loads(described)
-    return GraphRow(
-        graph_id=graph_id,
-        name=name,
-        graph_hash=graph_hash,
-        cluster=cluster,
-        described=says,
-        num_nodes=num_nodes,
-        num_collectives=num_collectives,
-        device_memory_bytes=memory,
-        notes=tuple(json.loads(notes)),
-        file=file,
-        in_step=_in_step_of_older(says.get("kept", {})),
-    )
-
-
-def _in_step(says: Mapping[str, Any]) -> InStep:
-    return InStep(**{**says, "kept": tuple(says["kept"])})
-
-
-def _in_step_of_older(kept: Mapping[str, Any]) -> InStep:
-    """Return the part in the step as a graph of a study of an older version has it."""
-    return InStep(
-        kept=tuple(kept.get("names", ())),
-        kept_bytes=kept.get("bytes", 0),
-        shard_bytes=kept.get("shard_bytes", 0),
-    )
-
-
-def _point(graph: GraphRow, joined: tuple[Any, ...]) -> Point:
-    _, memory_cap, described, run_id, *row = joined
-    point_id, status, how, cap, step, bound, source, peak, launches, *more = row
-    floor, floor_bound, solved_floor, solved_peak, seconds, report, schedule = more
-    outcome = Outcome(
-        status=Status(status),
-        how=how,
-        memory_cap_bytes=cap,
-        step_ticks=step,
-        bound_ticks=bound,
-        bound_source=source,
-        peak_memory_bytes=peak,
-        num_launches=launches,
-        floor_memory_bytes=floor,
-        floor_bound_bytes=floor_bound,
-        report=json.loads(report),
-        solved_floor_bytes=solved_floor,
-        solved_peak_bytes=solved_peak,
-        schedule=None,
-        seconds=seconds,
-    )
-    assert (step is None) == (outcome.status == Status.INFEASIBLE)
-    in_step = outcome.report.get(IN_STEP)
-    return Point(
-        point_id=point_id,
-        graph=replace(graph, in_step=_in_step(in_step)) if in_step else graph,
-        memory_cap=memory_cap,
-        described=json.loads(described),
-        outcome=outcome,
-        run_id=run_id,
-        schedule=schedule,
-    )
-
-
-def _check_inside(file: str, folder: str) -> None:
-    """Raise ``InputError`` where ``file``, which a study names, does not lie in ``folder`` of
-    it.
-    """
-    head, _, name = str(file).partition("/")
-    if head != folder:
-        raise InputError(
-            f"{FILE}: expected a file in {folder}/, found {file!r}; do not trust a study"
-            " from an unknown source"
-        )
-    one_component(name, f"{FILE}: file in {folder}/")
 
 
 def _json(value: Any) -> str:

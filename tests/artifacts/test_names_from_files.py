@@ -16,7 +16,7 @@ from apsched.atomic_files import one_component
 from apsched.errors import InputError
 from apsched.graph.graph_file import load_graph, save_graph
 from apsched.pipeline.cost_choice import CostChoice, read_costs
-from apsched.study.store import FILE
+from apsched.study.rows import FILE
 from tests.conftest import Run
 
 LEADING_ELSEWHERE = [

@@ -20,7 +20,8 @@ from apsched.report.page.frontier import frontier_data
 from apsched.study.report.frontier import fitting, least_memory, prices_ms_per_gib
 from apsched.study.report.pages import frontiers_of, frontiers_of_run, lines_of
 from apsched.study.report.text import mark
-from apsched.study.store import InStep, Point, Store
+from apsched.study.rows import InStep, Point
+from apsched.study.store import Store
 from apsched.units import ticks_to_us
 from tests.conftest import Run
 from tests.end_to_end.test_report_browser import OpenedSource, browser  # noqa: F401  (a fixture)

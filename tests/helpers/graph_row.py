@@ -1,6 +1,6 @@
 """A graph as the store of a study has it."""
 
-from apsched.study.store import GraphRow
+from apsched.study.rows import GraphRow
 
 GRAPH = GraphRow(
     graph_id="g",

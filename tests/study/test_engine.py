@@ -25,9 +25,10 @@ from apsched.progress import Progress
 from apsched.study.axes import MemoryAxis, parse_vary
 from apsched.study.engine import Engine, GivenEngine, LocalEngine
 from apsched.study.prepare import prepare
+from apsched.study.rows import FILE
 from apsched.study.run import chains, run
 from apsched.study.setting import Setting
-from apsched.study.store import FILE, Store
+from apsched.study.store import Store
 
 pytestmark = pytest.mark.alone
 

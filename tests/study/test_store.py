@@ -6,14 +6,15 @@ import csv
 import json
 import multiprocessing
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from apsched.errors import InputError
-from apsched.study.report.merge import compared
-from apsched.study.store import FILE, Store
+from apsched.study.report.merge import compared, merge
+from apsched.study.rows import FILE, IN_STEP, InStep
+from apsched.study.store import Store
 from apsched.study.worker import ALONG, BETTERED, SOLVED, Outcome, better_of
 from tests.conftest import Run
 from tests.helpers.graph_row import GRAPH
@@ -254,3 +255,31 @@ def test_an_answer_that_the_disk_has_no_room_for_leaves_the_others_whole(
     (point,) = Store(tmp_path).points()
     assert point.point_id == "p1"
     assert store.schedule_content(point) == b"7"
+
+
+def test_one_graph_has_the_part_of_each_step_that_it_is_in(tmp_path: Path) -> None:
+    """Captures and points keep it, not the graph; a merged study has it, too."""
+    store = Store(tmp_path / "a", create=True)
+    store.add_graph(GRAPH, b"graph")
+    parts = InStep(num_micro_batches=2, kept=("w",), kept_bytes=8), InStep(gradient_bytes=4)
+    for k, part in enumerate(parts):
+        store.add_capture(f"c{k}", [replace(GRAPH, in_step=part)])
+        report = {"baselines": {}, IN_STEP: asdict(part)}
+        answer = replace(outcome(7), report=report)
+        store.add_result(f"p{k}", "g", "100", {}, "run", answer)
+    both = Store(tmp_path / "b", create=True)
+    merge([store], both)
+    for found in (store, both):
+        captured = [found.capture(f"c{k}") for k in range(2)]
+        assert [rows and rows[0].in_step for rows in captured] == list(parts)
+        assert [point.graph.in_step for point in found.points()] == list(parts)
+
+
+def test_a_study_of_an_older_version_names_what_its_graphs_keep(tmp_path: Path) -> None:
+    kept = {"names": ["w"], "bytes": 8, "shard_bytes": 2}
+    store = Store(tmp_path, create=True)
+    store.add_graph(replace(GRAPH, described={"kept": kept}), b"graph")
+    store.copy_capture(("c", json.dumps(["g"])))
+    rows = store.capture("c")
+    assert rows is not None
+    assert rows[0].in_step == InStep(kept=("w",), kept_bytes=8, shard_bytes=2)

@@ -22,7 +22,8 @@ from apsched.problem.build import build_problem
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.study.report.pages import lines_of
-from apsched.study.store import FILE, Store
+from apsched.study.rows import FILE
+from apsched.study.store import Store
 from tests.conftest import Run
 
 TIGHT = ("--memory-cap", "floor+100KiB", "--budget", "0")

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.report.page import report_page
     from apsched.study.report.frontier import DEFAULT_SLOWDOWN
     from apsched.study.report.pages import frontiers_of_run, study_page_of
-    from apsched.study.store import FILE
+    from apsched.study.rows import FILE
 
     directory = Path(args.run_directory)
     slowdown = parse_share(args.slowdown or DEFAULT_SLOWDOWN, "--slowdown")

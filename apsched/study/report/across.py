@@ -7,7 +7,7 @@ from typing import Any
 from apsched.quantities import show_us
 from apsched.study.report.binding import bucket_bytes, bucketing, faster
 from apsched.study.report.frontier import fitting
-from apsched.study.store import Point
+from apsched.study.rows import Point
 
 BUCKET_CAP = "bucket_cap"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from apsched.options_table import FLAG_OF_CAP
 from apsched.quantities import show_bytes, show_us
-from apsched.study.store import Point
+from apsched.study.rows import Point
 
 MEMORY = "memory"
 COMPUTE = "compute"

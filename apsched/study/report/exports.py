@@ -9,7 +9,7 @@ from typing import Any
 
 from apsched.atomic_files import write_atomic
 from apsched.errors import InputError
-from apsched.study.store import Point
+from apsched.study.rows import Point
 
 _FIGURES = ("exposed_us", "compute_us", "fastest_us", "peak_bound_bytes", "launches_bound")
 _CHOSEN = ("bucket_bytes", "topo_span", "prefetch", "in_flight_bytes", "compute_move")

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from apsched.study.report.binding import bucketing, stretches
-from apsched.study.store import Point
+from apsched.study.rows import Point
 
 GIB = 2**30
 DEFAULT_SLOWDOWN = "2%"

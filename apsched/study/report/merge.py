@@ -8,7 +8,8 @@ from typing import Any
 from apsched.atomic_files import digest
 from apsched.errors import InputError
 from apsched.names import graph_order, is_graph_name
-from apsched.study.store import Point, Store
+from apsched.study.rows import Point
+from apsched.study.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

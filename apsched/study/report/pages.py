@@ -14,7 +14,8 @@ from apsched.study.report.across import Line, along_text, alongs
 from apsched.study.report.binding import binding, bucket_bytes, bucketing, cap_text
 from apsched.study.report.frontier import ascending, fitting, least_memory, prices_ms_per_gib
 from apsched.study.report.text import LEGEND, mark, sentences
-from apsched.study.store import Point, Store
+from apsched.study.rows import Point
+from apsched.study.store import Store
 from apsched.units import us_to_ticks
 from apsched.whole_step.keep_request import AUTO, KEPT_FILE
 

@@ -8,7 +8,7 @@ from typing import Any
 from apsched.names import IN_NODE, NEXT, SUM, SUM_SHARDS, direction_named, mark_of
 from apsched.quantities import show_bytes, show_us
 from apsched.study.report.across import Line
-from apsched.study.store import Point
+from apsched.study.rows import Point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from apsched.study.report.across import Line, along_text, alongs
 from apsched.study.report.binding import bindings, binds_text, bucketing_text, needs_text
 from apsched.study.report.frontier import GIB, fitting, least_memory, prices_ms_per_gib
 from apsched.study.report.steps import step_text, steps_of
-from apsched.study.store import ANOTHER_CAP, SHORT_SEARCH, Point
+from apsched.study.rows import ANOTHER_CAP, SHORT_SEARCH, Point
 from apsched.study.worker import ALONG
 
 _FIRST_OUT = ("captured ms", "launches", "binds", "ms per GiB", "bound ms", "baseline ms")

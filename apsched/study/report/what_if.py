@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from apsched.errors import InputError
 from apsched.pipeline.sources import DEFAULT_MESH, SourceKind, classify
 from apsched.quantities import MemoryCap, parse_bytes, parse_count
+from apsched.study.rows import Point
 from apsched.study.setting import Setting
 from apsched.study.speeds import Speeds, parse_times
-from apsched.study.store import Point
 
 NAMES = ("network", "compute", "ranks", "memory")
 

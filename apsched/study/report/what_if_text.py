@@ -7,7 +7,7 @@ from apsched.quantities import show_bytes, show_us
 from apsched.report.table import console, plain_table
 from apsched.study.report.binding import binding, needs_text
 from apsched.study.report.what_if import Answer
-from apsched.study.store import Point
+from apsched.study.rows import Point
 
 
 def print_answers(text: str, answers: Sequence[Answer], stream: TextIO) -> None:

@@ -19,7 +19,7 @@ from apsched.solver import solve
 from apsched.study.report.across import Line, along_json, along_text, alongs, stops_at
 from apsched.study.report.binding import binding, bindings, binds_text, bucketing, bucketing_text
 from apsched.study.report.frontier import frontier_json
-from apsched.study.store import Point
+from apsched.study.rows import Point
 from apsched.study.worker import Outcome
 from tests.helpers.graph_row import GRAPH
 from tests.helpers.problems.by_hand import ByHand

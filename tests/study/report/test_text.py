@@ -10,7 +10,7 @@ from apsched.study.report.exports import flat
 from apsched.study.report.frontier import GIB, least_memory
 from apsched.study.report.pages import frontiers_of
 from apsched.study.report.text import LEGEND, mark, print_study, slowdown_text
-from apsched.study.store import Point
+from apsched.study.rows import Point
 from tests.study.report.test_binding import point
 
 
