@@ -19,6 +19,7 @@ from apsched.solver.bounds.any_order.bound import loose_program
 from apsched.solver.bounds.any_order.chain import longest_way
 from apsched.solver.bounds.any_order.compute_chain import compute_chain_bound
 from apsched.solver.bounds.best import best_bound
+from apsched.solver.bounds.launch_sequence import Stream, least_step
 from apsched.solver.bounds.linear_program import costs_of
 from apsched.solver.program.program import NODE
 from apsched.solver.reorder.fill_stalls import FillLimits, Pass, Units, refill
@@ -46,7 +47,25 @@ def compile_part(name: str) -> None:
 
 
 def _search() -> None:
+    least_step(_stream(), np.inf)
     solve(layered_problem(_LAYERS), Caps(max_compute_move=0), SolveOptions(budget=_BUDGET))
+
+
+def _stream() -> Stream:
+    """Return a stream of one cell."""
+    one = np.ones(1)
+    return Stream(
+        after=one,
+        way=one,
+        flat=np.ones(2),
+        copy=1.0,
+        alone_cells=np.ones(1, np.int64),
+        alone=one,
+        counted=0,
+        lead=1.0,
+        compute=1.0,
+        work=1.0,
+    )
 
 
 def _orders() -> None:

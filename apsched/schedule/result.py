@@ -50,6 +50,7 @@ class BoundSource(StrEnum):
     PATHS = "paths"
     WEIGHED_ALONG_PATHS = "buckets weighed along paths"
     MEMORY_ALONG_PATHS = "buckets and memory weighed along paths"
+    LAUNCH_SEQUENCE = "all sequences of launches"
     WEIGHED_ALONG_CHAIN = "buckets weighed along a chain"
     TWO_CHAINS = "two chains between collectives"
     WEIGHED = "launches and copies against transfers"

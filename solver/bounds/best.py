@@ -18,6 +18,7 @@ from apsched.solver.bounds.any_order.jobs import bounds_of, ends_of
 from apsched.solver.bounds.any_order.last_reduction import tail_bound
 from apsched.solver.bounds.any_order.two_chains import two_chains_bound
 from apsched.solver.bounds.contention import shared_bound
+from apsched.solver.bounds.launch_sequence import launch_sequence_bound
 from apsched.solver.bounds.linear_program import costs_of, lp_bound
 from apsched.solver.bounds.paths.bound import path_bound
 from apsched.solver.bounds.step_time import TimeBound, least_work, step_time_bound, work_bound
@@ -139,11 +140,12 @@ def fixed_order_bound(instance: Instance) -> TimeBound:
         return _compute_only(instance)
     loose = without_copies(instance)
     at = InOneOrder(loose=loose, forced=tighten(loose))
-    best = max((bound(at) for bound in FIXED_ORDER), key=lambda b: b.ticks)
-    in_memory = _in_memory(at)
-    if in_memory is None or in_memory.ticks <= best.ticks:
-        return best
-    return replace(in_memory, monotone_ticks=best.ticks)
+    monotone = max((bound(at) for bound in FIXED_ORDER), key=lambda b: b.ticks)
+    found = (_in_memory(at), launch_sequence_bound(_for_paths(at), monotone))
+    best = max((b for b in found if b is not None), key=lambda b: b.ticks, default=monotone)
+    if best.ticks <= monotone.ticks:
+        return monotone
+    return replace(best, monotone_ticks=monotone.ticks)
 
 
 def any_order_bound(instance: Instance, orders: Orders) -> TimeBound:

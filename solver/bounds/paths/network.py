@@ -125,7 +125,7 @@ def network(
     prefix, suffix = (
         _busy_streams([p for p in parts if p.gathers == gathers]) for gathers in (True, False)
     )
-    weights = _OnPath(instance)
+    weights = OnPath(instance)
     last = len(instance.arrays.compute_ticks)
     slots = _sample(parts, [0, last, *weights.leap_slots(), *_tight_slots(room)])
     offset: dict[Arc, int] = {}
@@ -204,7 +204,7 @@ def _sample(parts: list[BucketCosts], others: list[int]) -> Ints:
     return np.unique(np.concatenate((distinct, np.array(others, dtype=np.int64))))
 
 
-class _OnPath:
+class OnPath:
     """On-path collectives as arcs from R_ready to E_need: launch and transfer, chains within a slot
     together.
     """
@@ -253,6 +253,15 @@ class _OnPath:
             if a in position and b in position
         ]
 
+    def after(self) -> Floats:
+        """Return the longest way from each E_k to the end, on-path collectives that need no other
+        compute included; (m+1,).
+        """
+        ways = np.append(self.arrays.compute_ticks, 0) + self.stall
+        ways[-1] = 0.0
+        found: Floats = np.cumsum(ways[::-1])[::-1] - np.append(self.stall[:-1], 0.0)
+        return found
+
     def between(self, first: int, past: int) -> float:
         """Return the longest way from E_first to R_past, on-path collectives in between
         included.
@@ -268,7 +277,7 @@ def _fill(
     made: Network,
     parts: list[BucketCosts],
     work: PathWork,
-    weights: _OnPath,
+    weights: OnPath,
     leaps: list[float],
 ) -> None:
     """Write the constants of all arcs: (W5), with the least before a prefix and after a suffix."""
@@ -279,7 +288,7 @@ def _fill(
         on_stream = [p for p in parts if p.gathers and p.stream == s]
         lead = np.where(
             slots >= min(int(p.slot.min()) for p in on_stream),
-            min(_lead(p) for p in on_stream),
+            min(least_lead(p) for p in on_stream),
             0.0,
         )
         for end in made.ends:
@@ -334,7 +343,7 @@ def _fill_flows(made: Network, work: PathWork, launch: Floats) -> None:
         made.constant[made.block("flow", start, end)] = least
 
 
-def _lead(part: BucketCosts) -> float:
+def least_lead(part: BucketCosts) -> float:
     """Return the least work on the compute stream before the first transfer of a gather."""
     return float(
         np.minimum(

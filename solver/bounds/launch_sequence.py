@@ -1,0 +1,315 @@
+"""A bound over all sequences of launches on one stream of gathers: ``docs/formulation.md``, (W7).
+
+The bound along paths is a mean over partitions. Where the first gathers are late, no single
+partition is as good as the mean: a bucket delays its head by all of its bytes, and all of its
+copies follow its transfer. Here the launches follow each other one by one. A launch is alone or a
+bucket of any size; bytes are needed in one order, so that the launch that ends at a byte tells
+which compute waits for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from apsched.schedule.result import BoundSource
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.jit import compiled
+from apsched.solver.arrays.problem_arrays import Ints
+from apsched.solver.bounds.paths.bucket_costs import BucketCosts, bucket_costs
+from apsched.solver.bounds.paths.network import OnPath, least_lead
+from apsched.solver.bounds.step_time import TimeBound
+
+Floats = npt.NDArray[np.float64]
+
+_MOST_CELLS = 2000
+"""Cells into which the bytes of a stream are divided."""
+_MOST_LABELS = 64
+"""Pairs of tail and copied cells that are kept at a position."""
+_FEW = 3
+"""The largest collectives, where they are so few, are counted: each is launched alone once."""
+_STEPS = (0.01, 0.02, 0.04, 0.08)
+"""Shares by which the bound is tried to be raised: the nearer the limit, the fewer labels."""
+_STALLED = 0.05
+"""Share of the bound that is no compute, below which no stream of gathers is late."""
+_IDLE_SHARE = 0.05
+"""Share of the stream's transfers, below which its reductions are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """The gathers of one stream as cells of equally many bytes, in the order of their need."""
+
+    after: Floats
+    """(cells,) the compute from the first node that needs the cell to the end."""
+    way: Floats
+    """(cells,) the same with the collectives that it waits for; copies may run meanwhile."""
+    flat: Floats
+    """(cells + 1,) the least transfer of a bucket of so many cells."""
+    copy: float
+    """The least copy-out of a cell."""
+    alone_cells: Ints
+    alone: Floats
+    """(sizes,) cells and transfer of each size of collectives that are launched alone."""
+    counted: int
+    """Of the largest size, which is the last one, at most so many; 0: any number."""
+    lead: float
+    """Least work before the first transfer."""
+    compute: float
+    """All compute."""
+    work: float
+    """The least other work on the compute stream that no choice changes."""
+
+
+def launch_sequence_bound(instance: Instance, best: TimeBound) -> TimeBound | None:
+    """Return a bound above ``best``, in the order of the compute; ``None`` where none is found, or
+    no stream of gathers without reductions is late.
+    """
+    compute = float(instance.arrays.compute_ticks.sum())
+    if best.ticks * (1 - _STALLED) < compute:
+        return None
+    found = float(best.ticks)
+    for stream in streams_of_gathers(instance):
+        found = _raised(stream, found)
+    ticks = int(found * (1 - 1e-9))
+    source = BoundSource.LAUNCH_SEQUENCE
+    return TimeBound(ticks=ticks, source=source) if ticks > best.ticks else None
+
+
+def streams_of_gathers(instance: Instance) -> list[Stream]:
+    """Return the streams with gathers and at most a few reductions."""
+    parts = bucket_costs(instance)
+    streams = sorted({part.stream for part in parts if part.gathers})
+    found = (_stream(instance, [p for p in parts if p.stream == stream]) for stream in streams)
+    return [stream for stream in found if stream is not None]
+
+
+def _raised(stream: Stream, best: float) -> float:
+    """Return the least step over all sequences as far as it is above ``best``."""
+    found = best
+    for step in _STEPS:
+        limit = best * (1 + step)
+        least = least_step(stream, limit)
+        if least <= limit:
+            return max(found, least)
+        found = limit
+    return found
+
+
+def least_step(stream: Stream, limit: float) -> float:
+    """Return the least step time over all sequences of launches, (W7); infinite above ``limit``."""
+    compute = stream.compute + stream.work
+    counted = stream.counted
+    if compute > limit:
+        return np.inf
+    tails, flats, nums = _tails(
+        stream.after,
+        stream.way,
+        stream.flat,
+        stream.copy,
+        stream.alone_cells,
+        stream.alone,
+        counted,
+        stream.lead,
+        compute,
+        limit,
+        _MOST_LABELS,
+    )
+    least = np.inf
+    for used in range(counted + 1):
+        labels = slice(0, nums[used])
+        steps = np.maximum(
+            stream.lead + tails[used, labels], compute + stream.copy * flats[used, labels]
+        )
+        least = min(least, float(steps.min(initial=np.inf)))
+    return least
+
+
+def _stream(instance: Instance, parts: Sequence[BucketCosts]) -> Stream | None:
+    """Return the gathers among ``parts``, all of one stream; ``None`` with more than a few
+    reductions, or without any gather.
+    """
+    gathers = [part for part in parts if part.gathers]
+    reduced = sum(float(part.transfer.sum()) for part in parts if not part.gathers)
+    if reduced > _IDLE_SHARE * sum(float(part.transfer.sum()) for part in gathers):
+        return None
+    size, slot, transfer, copy, before_alone, before_shared, epilogue = (
+        np.concatenate([getattr(part, name) for part in gathers])
+        for name in (
+            *("size_bytes", "slot", "transfer", "copy_out"),
+            *("alone_work", "shared_work", "epilogue"),
+        )
+    )
+    fixed = np.minimum(before_alone, before_shared) + epilogue
+    either = np.minimum(before_alone, before_shared + copy) + epilogue
+    cell_bytes = _cell_bytes(size)
+    cells = (size / cell_bytes + 1e-9).astype(np.int64)
+    kept = cells > 0
+    if not kept.any():
+        return None
+    order = np.argsort(slot[kept], kind="stable")
+    need = np.repeat(slot[kept][order], cells[kept][order])
+    alone_cells, alone, counted = _sizes(cells[kept], transfer[kept])
+    lines = np.concatenate([part.lines for part in gathers])
+    payloads = cell_bytes * np.arange(len(need) + 1)[:, None]
+    return Stream(
+        after=instance.arrays.time_after[need].astype(np.float64),
+        way=OnPath(instance).after()[need],
+        flat=(lines[:, 0] + lines[:, 1] * payloads).min(axis=1),
+        copy=float((copy[kept] / cells[kept]).min()),
+        alone_cells=alone_cells,
+        alone=alone,
+        counted=counted,
+        lead=min(least_lead(part) for part in gathers),
+        compute=float(instance.arrays.compute_ticks.sum()),
+        work=float(fixed[kept].sum() + either[~kept].sum()),
+    )
+
+
+def _cell_bytes(size_bytes: Floats) -> float:
+    """Return the size of a cell with which the sizes, each rounded down to cells, lose least."""
+    sizes, counts = np.unique(size_bytes[size_bytes > 0], return_counts=True)
+    total = float(sizes @ counts)
+    least = total / _MOST_CELLS
+    best, most = least, -1.0
+    for size in sizes.tolist():
+        for parts in range(1, max(int(size / least), 1) + 1):
+            cell = max(size / parts, least)
+            left = float((np.floor(sizes / cell + 1e-9) * cell) @ counts)
+            if left > most + 1e-9 * total or (left > most - 1e-9 * total and cell > best):
+                best, most = cell, max(left, most)
+    return best
+
+
+def _sizes(cells: Ints, transfer: Floats) -> tuple[Ints, Floats, int]:
+    """Return the sizes in cells, ascending, the least transfer of each, and how often the largest
+    is there where it is counted, else 0.
+    """
+    sizes, which, counts = np.unique(cells, return_inverse=True, return_counts=True)
+    alone = np.full(len(sizes), np.inf)
+    np.minimum.at(alone, which, transfer)
+    counted = int(counts[-1])
+    return sizes.astype(np.int64), alone, counted if counted <= _FEW else 0
+
+
+@compiled
+def _tails(
+    after: Floats,
+    way: Floats,
+    flat: Floats,
+    copy: float,
+    alone_cells: Ints,
+    alone: Floats,
+    counted: int,
+    lead: float,
+    compute: float,
+    limit: float,
+    most_labels: int,
+) -> tuple[Floats, Ints, Ints]:
+    """Return the labels of all launches, by how many of the largest are alone: the least time from
+    the begin of the first transfer to the end, and the cells in buckets; and their number.
+
+    From the last launch to the first: all that follows a launch is known. The labels that no other
+    beats in both are kept. Labels of no step within ``limit`` are left out.
+    """
+    num = len(after)
+    num_sizes = len(alone) - (1 if counted else 0)
+    earliest = _earliest(after, flat, copy, alone_cells, alone, lead, limit)
+    tails = np.full((num + 1, counted + 1, most_labels), np.inf)
+    flats = np.zeros((num + 1, counted + 1, most_labels), np.int64)
+    nums = np.zeros((num + 1, counted + 1), np.int64)
+    nums[num, 0] = 1
+    tails[num, 0, 0] = 0.0
+    least = np.empty(num + 1)  # by cells in buckets
+    for i in range(num - 1, -1, -1):
+        if earliest[i] == np.inf:
+            continue
+        for used in range(counted + 1):
+            least[: num - i + 1] = np.inf
+            for s in range(len(alone)):
+                before = used - 1 if s >= num_sizes else used
+                j = i + alone_cells[s]
+                if before < 0 or j > num:
+                    continue
+                for a in range(nums[j, before]):
+                    cells = flats[j, before, a]
+                    tail = alone[s] + max(tails[j, before, a], after[i] + copy * cells, way[i])
+                    least[cells] = min(least[cells], tail)
+            for j in range(i + 1, num + 1):
+                if earliest[i] + flat[j - i] + after[i] + copy * (j - i) > limit:
+                    break
+                for a in range(nums[j, used]):
+                    cells = flats[j, used, a] + j - i
+                    tail = flat[j - i] + max(tails[j, used, a], after[i] + copy * cells, way[i])
+                    least[cells] = min(least[cells], tail)
+            most_tail = limit - earliest[i]
+            most_cells = num - i
+            if most_cells * copy > limit - compute:
+                most_cells = int((limit - compute) / copy)
+            nums[i, used] = _kept(
+                least[: most_cells + 1], most_tail, tails[i, used], flats[i, used]
+            )
+    return tails[0], flats[0], nums[0]
+
+
+@compiled
+def _earliest(
+    after: Floats,
+    flat: Floats,
+    copy: float,
+    alone_cells: Ints,
+    alone: Floats,
+    lead: float,
+    limit: float,
+) -> Floats:
+    """Return the least end of the transfers before each position, as far as the step may keep
+    ``limit``; (cells + 1,).
+    """
+    num = len(after)
+    earliest = np.full(num + 1, np.inf)
+    earliest[0] = lead
+    for i in range(num):
+        for s in range(len(alone)):
+            j = i + alone_cells[s]
+            end = earliest[i] + alone[s]
+            if j <= num and end + after[i] <= limit:
+                earliest[j] = min(earliest[j], end)
+        for j in range(i + 1, num + 1):
+            end = earliest[i] + flat[j - i]
+            if end + after[i] + copy * (j - i) > limit:
+                break
+            earliest[j] = min(earliest[j], end)
+    return earliest
+
+
+@compiled
+def _kept(least: Floats, most_tail: float, tails: Floats, flats: Ints) -> int:
+    """Write the labels that no other beats to ``tails`` and ``flats``, and return their number;
+    where they are too many, the least of each range of tails takes the place of all in it.
+
+    ``least`` has the least tail by cells in buckets.
+    """
+    first = last = np.inf
+    num = 0
+    for cells in range(len(least)):
+        if least[cells] <= most_tail and least[cells] < last:
+            first = least[cells] if num == 0 else first
+            last = least[cells]
+            num += 1
+    width = (first - last) / (len(tails) - 1) if num > len(tails) else 0.0
+    kept, last = 0, np.inf
+    for cells in range(len(least)):
+        if not (least[cells] <= most_tail and least[cells] < last):
+            continue
+        if (
+            kept
+            and width > 0.0
+            and int((first - least[cells]) / width) == int((first - last) / width)
+        ):
+            tails[kept - 1] = least[cells]
+        else:
+            tails[kept], flats[kept] = least[cells], cells
+            kept += 1
+        last = least[cells]
+    return kept

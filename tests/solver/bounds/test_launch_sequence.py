@@ -1,0 +1,172 @@
+"""The bound over all sequences of launches: least of all sequences, and no schedule is below it."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from apsched.config import Caps
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.relaxed import without_copies
+from apsched.solver.bounds.best import fixed_order_bound
+from apsched.solver.bounds.launch_sequence import (
+    Stream,
+    launch_sequence_bound,
+    least_step,
+    streams_of_gathers,
+)
+from apsched.solver.bounds.paths.bound import path_bound
+from apsched.solver.bounds.step_time import TimeBound
+from apsched.solver.bounds.tighten import tighten
+from tests.helpers.oracle import best_schedule
+from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.problems.strategies import random_caps, random_problem
+
+_KIB = 1024
+
+
+def random_stream(rng: random.Random) -> Stream:
+    num = rng.randint(1, 6)
+    after = np.sort([float(rng.randint(0, 40)) for _ in range(num)])[::-1]
+    sizes = sorted(rng.sample(range(1, num + 1), min(num, rng.randint(1, 2))))
+    return Stream(
+        after=after,
+        way=after + rng.choice((0, 10)),
+        flat=np.cumsum([rng.choice((5.0, 20.0)), *rng.choices((1.0, 4.0, 9.0), k=num)]),
+        copy=rng.choice((0.0, 1.0, 3.0)),
+        alone_cells=np.array(sizes),
+        alone=np.array([float(rng.randint(3, 30)) for _ in sizes]),
+        counted=rng.choice((0, 0, 1, 2)),
+        lead=float(rng.randint(0, 9)),
+        compute=float(after[0] + rng.randint(0, 9)),
+        work=float(rng.randint(0, 9)),
+    )
+
+
+def sequences(stream: Stream, left: int, counted: int) -> Iterator[list[tuple[bool, int, float]]]:
+    """Yield all sequences of launches: in a bucket or not, cells, transfer."""
+    if left == 0:
+        yield []
+        return
+    launches = [(True, cells, float(stream.flat[cells])) for cells in range(1, left + 1)]
+    for cells, ticks in zip(stream.alone_cells.tolist(), stream.alone.tolist(), strict=True):
+        launches.append((False, cells, ticks))
+    for launch in launches:
+        largest = not launch[0] and launch[1] == stream.alone_cells[-1] and stream.counted > 0
+        if launch[1] <= left and (not largest or counted > 0):
+            for rest in sequences(stream, left - launch[1], counted - largest):
+                yield [launch, *rest]
+
+
+def step_of(stream: Stream, launches: list[tuple[bool, int, float]]) -> float:
+    """The longest path through a sequence, from its definition."""
+    copies = [stream.copy * cells if flat else 0.0 for flat, cells, _ in launches]
+    longest, ended, begin = stream.compute + stream.work + sum(copies), stream.lead, 0
+    for j, (_, cells, ticks) in enumerate(launches):
+        ended += ticks
+        rest = max(stream.after[begin] + sum(copies[j:]), stream.way[begin])
+        longest = max(longest, ended + rest)
+        begin += cells
+    return longest
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_is_the_least_of_all_sequences(seed: int) -> None:
+    """And infinite above a limit, at the least only within it."""
+    stream = random_stream(random.Random(seed))
+    found = sequences(stream, len(stream.after), stream.counted)
+    least = min(step_of(stream, launches) for launches in found)
+    assert least_step(stream, np.inf) == pytest.approx(least)
+    assert least_step(stream, least + 1e-6) == pytest.approx(least)
+    assert least_step(stream, least * 0.99 - 1e-6) == np.inf
+
+
+def test_labels_that_are_merged_only_lower_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(200):
+        stream = random_stream(random.Random(seed))
+        exact = least_step(stream, np.inf)
+        with monkeypatch.context() as few:
+            few.setattr("apsched.solver.bounds.launch_sequence._MOST_LABELS", 2)
+            assert least_step(stream, np.inf) <= exact + 1e-9, seed
+
+
+def gathers_first(rng: random.Random) -> Problem:
+    """A forward graph that waits for its first gathers, perhaps with a reduction on its path."""
+    b = ByHand(
+        prices={
+            "all_gather": line(rng.choice((20, 60, 200)), rng.choice((2, 10, 50))),
+            "all_reduce": line(rng.choice((0, 50)), 1),
+        },
+        copy_price=line(rng.choice((0, 10)), rng.choice((0, 1, 5))),
+        bucket_launch_ticks=rng.choice((0, 5)),
+    )
+    starts = []
+    for i in range(3):
+        size = rng.choice((1, 1, 2, 3)) * _KIB
+        shard = b.input(f"s{i}", size, kept=True)
+        starts.append(b.start("all_gather", f"ag{i}", shard, size, 8 * size, launch_ticks=3))
+    x = b.input("x", _KIB)
+    for i, start in enumerate(starts):
+        x = b.compute(f"f{i}", rng.choice((5, 100, 400)), x, b.wait(f"w{i}", start), size=_KIB)
+        if i == 1 and rng.random() < 0.4:
+            x = b.wait("sum", b.start("all_reduce", "ar", x, _KIB, _KIB))
+    return b.output(x)
+
+
+def least_of(instance: Instance) -> float:
+    return max((least_step(s, np.inf) for s in streams_of_gathers(instance)), default=0.0)
+
+
+def test_no_schedule_is_below_it() -> None:
+    """It is often above the paths, and sometimes met."""
+    raised = met = 0
+    for seed in range(150):
+        problem = gathers_first(random.Random(seed))
+        optimum = best_schedule(problem, Caps())
+        assert optimum is not None
+        forced = tighten(without_copies(Instance.of(problem)))
+        least = least_of(forced)
+        assert least <= optimum.step_time_ticks + 1e-6, seed
+        raised += least > path_bound(forced).ticks * 1.001
+        met += least >= optimum.step_time_ticks - 1
+    assert raised > 10
+    assert met > 10
+
+
+def test_no_schedule_of_random_problems_is_below_it() -> None:
+    tried = 0
+    for seed in range(400):
+        rng = random.Random(seed)
+        problem = random_problem(rng, max_collectives=3)
+        caps = random_caps(rng, problem)
+        optimum = best_schedule(problem, caps)
+        instance = Instance.of(problem, caps)
+        if optimum is None or not problem.collectives:
+            continue
+        forced = tighten(without_copies(instance))
+        forced = replace(forced, arrays=replace(forced.arrays, need_slot=instance.arrays.need_slot))
+        least = least_of(forced)
+        assert least <= optimum.step_time_ticks + 1e-6, seed
+        tried += least > 0
+    assert tried > 100
+
+
+def test_the_best_bound_names_it() -> None:
+    """A step that waits for a long time; the bounds that search stops at stay those of before."""
+    for seed in range(150):
+        instance = Instance.of(gathers_first(random.Random(seed)))
+        best = fixed_order_bound(instance)
+        if best.source == "all sequences of launches":
+            assert best.monotone_ticks is not None
+            assert best.monotone_ticks < best.ticks
+            return
+    raise AssertionError("no bound is that of all sequences")
+
+
+def test_a_step_of_compute_is_left_out() -> None:
+    instance = Instance.of(gathers_first(random.Random(0)))
+    compute = int(instance.arrays.compute_ticks.sum())
+    assert launch_sequence_bound(instance, TimeBound(ticks=compute, source="")) is None
