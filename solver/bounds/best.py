@@ -141,7 +141,7 @@ def fixed_order_bound(instance: Instance) -> TimeBound:
     loose = without_copies(instance)
     at = InOneOrder(loose=loose, forced=tighten(loose))
     monotone = max((bound(at) for bound in FIXED_ORDER), key=lambda b: b.ticks)
-    found = (_in_memory(at), launch_sequence_bound(_for_paths(at), monotone))
+    found = (_in_memory(at), launch_sequence_bound(_for_paths(at), monotone.ticks))
     best = max((b for b in found if b is not None), key=lambda b: b.ticks, default=monotone)
     if best.ticks <= monotone.ticks:
         return monotone

@@ -1,10 +1,14 @@
-"""A bound over all sequences of launches on one stream of gathers: ``docs/formulation.md``, (W7).
+"""A bound over all sequences of launches on one stream of gathers, or of reductions:
+``docs/formulation.md``, (W7).
 
 The bound along paths is a mean over partitions. Where the first gathers are late, no single
 partition is as good as the mean: a bucket delays its head by all of its bytes, and all of its
 copies follow its transfer. Here the launches follow each other one by one. A launch is alone or a
-bucket of any size; bytes are needed in one order, so that the launch that ends at a byte tells
+bucket of any size; bytes are needed in one order, so that the launch that begins at a byte tells
 which compute waits for it.
+
+Reductions at the end of a step are the same in reversed time: the last one comes first, the compute
+before its ready slot is the compute behind a need, and copies run before the transfer.
 """
 
 from collections.abc import Sequence
@@ -19,6 +23,7 @@ from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.problem_arrays import Ints
 from apsched.solver.bounds.paths.bucket_costs import BucketCosts, bucket_costs
 from apsched.solver.bounds.paths.network import OnPath, least_lead
+from apsched.solver.bounds.paths.path_work import PathWork
 from apsched.solver.bounds.step_time import TimeBound
 
 Floats = npt.NDArray[np.float64]
@@ -32,23 +37,27 @@ _FEW = 3
 _STEPS = (0.01, 0.02, 0.04, 0.08)
 """Shares by which the bound is tried to be raised: the nearer the limit, the fewer labels."""
 _STALLED = 0.05
-"""Share of the bound that is no compute, below which no stream of gathers is late."""
+"""Share of the bound that is no compute, below which no stream is late."""
 _IDLE_SHARE = 0.05
-"""Share of the stream's transfers, below which its reductions are left out."""
+"""Share of the stream's transfers, below which those of the other kind are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """The gathers of one stream as cells of equally many bytes, in the order of their need."""
+    """The gathers of one stream as cells of equally many bytes, in the order of their need; or its
+    reductions, in the reversed order of their ready slots and in reversed time.
+    """
 
     after: Floats
-    """(cells,) the compute from the first node that needs the cell to the end."""
+    """(cells,) the compute from the first node that needs the cell to the end, and the least copies
+    of all cells from there on.
+    """
     way: Floats
-    """(cells,) the same with the collectives that it waits for; copies may run meanwhile."""
+    """(cells,) the compute with the collectives that it waits for; copies may run meanwhile."""
     flat: Floats
     """(cells + 1,) the least transfer of a bucket of so many cells."""
     copy: float
-    """The least copy-out of a cell."""
+    """The least copy of a cell in a bucket, beyond that of any cell."""
     alone_cells: Ints
     alone: Floats
     """(sizes,) cells and transfer of each size of collectives that are launched alone."""
@@ -57,32 +66,44 @@ class Stream:
     lead: float
     """Least work before the first transfer."""
     compute: float
-    """All compute."""
+    """All compute, and the least copies of all cells."""
     work: float
     """The least other work on the compute stream that no choice changes."""
 
 
-def launch_sequence_bound(instance: Instance, best: TimeBound) -> TimeBound | None:
-    """Return a bound above ``best``, in the order of the compute; ``None`` where none is found, or
-    no stream of gathers without reductions is late.
+def launch_sequence_bound(
+    instance: Instance, best_ticks: int, work: PathWork | None = None
+) -> TimeBound | None:
+    """Return a bound above ``best_ticks``; ``None`` where none is found, or no stream of one kind
+    is late. ``work`` is the compute along the paths, without it that of ``instance`` in its order.
     """
-    compute = float(instance.arrays.compute_ticks.sum())
-    if best.ticks * (1 - _STALLED) < compute:
+    work = PathWork.in_order(instance.arrays) if work is None else work
+    if best_ticks * (1 - _STALLED) < work.after[0]:
         return None
-    found = float(best.ticks)
-    for stream in streams_of_gathers(instance):
+    found = float(best_ticks)
+    for stream in streams_of_one_kind(instance, work):
         found = _raised(stream, found)
     ticks = int(found * (1 - 1e-9))
     source = BoundSource.LAUNCH_SEQUENCE
-    return TimeBound(ticks=ticks, source=source) if ticks > best.ticks else None
+    return TimeBound(ticks=ticks, source=source) if ticks > best_ticks else None
 
 
-def streams_of_gathers(instance: Instance) -> list[Stream]:
-    """Return the streams with gathers and at most a few reductions."""
-    parts = bucket_costs(instance)
-    streams = sorted({part.stream for part in parts if part.gathers})
-    found = (_stream(instance, [p for p in parts if p.stream == stream]) for stream in streams)
-    return [stream for stream in found if stream is not None]
+def streams_of_one_kind(instance: Instance, work: PathWork) -> list[Stream]:
+    """Return the streams of gathers and those of reductions; of the other kind they have at most a
+    few, which are left out.
+    """
+    found: list[Stream] = []
+    of_streams: dict[int, list[BucketCosts]] = {}
+    for part in bucket_costs(instance):
+        of_streams.setdefault(part.stream, []).append(part)
+    for parts in of_streams.values():
+        busiest = max(parts, key=lambda part: float(part.transfer.sum()))
+        of_kind = [part for part in parts if part.gathers == busiest.gathers]
+        total = sum(float(part.transfer.sum()) for part in parts)
+        if sum(float(part.transfer.sum()) for part in of_kind) >= (1 - _IDLE_SHARE) * total:
+            made = _stream(instance, work, of_kind)
+            found += [made] if made is not None else []
+    return found
 
 
 def _raised(stream: Stream, best: float) -> float:
@@ -126,44 +147,51 @@ def least_step(stream: Stream, limit: float) -> float:
     return least
 
 
-def _stream(instance: Instance, parts: Sequence[BucketCosts]) -> Stream | None:
-    """Return the gathers among ``parts``, all of one stream; ``None`` with more than a few
-    reductions, or without any gather.
+def _stream(instance: Instance, work: PathWork, parts: Sequence[BucketCosts]) -> Stream | None:
+    """Return the gathers or the reductions ``parts``, all of one stream; ``None`` if no bytes are
+    sent.
     """
-    gathers = [part for part in parts if part.gathers]
-    reduced = sum(float(part.transfer.sum()) for part in parts if not part.gathers)
-    if reduced > _IDLE_SHARE * sum(float(part.transfer.sum()) for part in gathers):
-        return None
-    size, slot, transfer, copy, before_alone, before_shared, epilogue = (
-        np.concatenate([getattr(part, name) for part in gathers])
+    gathers = parts[0].gathers
+    size, slot, transfer, copy_out, alone_work, shared_work, epilogue = (
+        np.concatenate([getattr(part, name) for part in parts])
         for name in (
             *("size_bytes", "slot", "transfer", "copy_out"),
             *("alone_work", "shared_work", "epilogue"),
         )
     )
-    fixed = np.minimum(before_alone, before_shared) + epilogue
-    either = np.minimum(before_alone, before_shared + copy) + epilogue
     cell_bytes = _cell_bytes(size)
     cells = (size / cell_bytes + 1e-9).astype(np.int64)
     kept = cells > 0
     if not kept.any():
         return None
-    order = np.argsort(slot[kept], kind="stable")
-    need = np.repeat(slot[kept][order], cells[kept][order])
+    order = np.argsort(slot[kept] if gathers else -slot[kept], kind="stable")
+    at = np.repeat(slot[kept][order], cells[kept][order])
     alone_cells, alone, counted = _sizes(cells[kept], transfer[kept])
-    lines = np.concatenate([part.lines for part in gathers])
-    payloads = cell_bytes * np.arange(len(need) + 1)[:, None]
+    copied = copy_out if gathers else shared_work  # behind its transfer, or before it
+    flat, by_itself = (
+        float((ticks[kept] / cells[kept]).min())
+        for ticks in (copied, np.zeros_like(copied) if gathers else alone_work)
+    )
+    each = min(flat, by_itself)
+    before = np.minimum(alone_work, shared_work) if gathers else np.zeros_like(copied)
+    least = np.minimum(alone_work, shared_work + copy_out)
+    way, lines = OnPath(instance), np.concatenate([part.lines for part in parts])
+    payloads = cell_bytes * np.arange(len(at) + 1)[:, None]
+    behind = each * np.arange(len(at), 0, -1)
+    if not gathers:  # a launch, too, runs before its transfer
+        beyond = float((alone_work[kept] - each * cells[kept]).min())
+        behind += min(beyond, *(part.bucket_work for part in parts))
     return Stream(
-        after=instance.arrays.time_after[need].astype(np.float64),
-        way=OnPath(instance).after()[need],
+        after=(work.after if gathers else work.before)[at] + behind,
+        way=(way.after() if gathers else way.before())[at],
         flat=(lines[:, 0] + lines[:, 1] * payloads).min(axis=1),
-        copy=float((copy[kept] / cells[kept]).min()),
+        copy=flat - each,
         alone_cells=alone_cells,
         alone=alone,
         counted=counted,
-        lead=min(least_lead(part) for part in gathers),
-        compute=float(instance.arrays.compute_ticks.sum()),
-        work=float(fixed[kept].sum() + either[~kept].sum()),
+        lead=min(least_lead(part) if gathers else float(part.epilogue.min()) for part in parts),
+        compute=float(work.after[0]) + each * len(at),
+        work=float((before + epilogue)[kept].sum() + (least + epilogue)[~kept].sum()),
     )
 
 

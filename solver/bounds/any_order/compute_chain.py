@@ -17,6 +17,7 @@ from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Ints
 from apsched.solver.bounds.any_order.chain import levels
 from apsched.solver.bounds.any_order.items import Items
 from apsched.solver.bounds.any_order.jobs import Loose
+from apsched.solver.bounds.launch_sequence import launch_sequence_bound
 from apsched.solver.bounds.paths.bound import path_bound
 from apsched.solver.bounds.paths.path_work import PathWork
 from apsched.solver.bounds.step_time import TimeBound
@@ -44,7 +45,16 @@ class _Steps:
 
 
 def compute_chain_bound(instance: Instance, loose: Loose, way: Ints) -> TimeBound:
-    """Return the bound of the program that the compute nodes of the longest ``way`` are, (V10)."""
+    """Return the bound of the program that the compute nodes of the longest ``way`` are, (V10): the
+    better one of paths and of sequences of launches.
+    """
+    chain, work = _program(instance, loose, way)
+    found = replace(path_bound(chain, work), source=BoundSource.WEIGHED_ALONG_CHAIN)
+    return launch_sequence_bound(chain, found.ticks, work) or found
+
+
+def _program(instance: Instance, loose: Loose, way: Ints) -> tuple[Instance, PathWork]:
+    """Return the program of the chain, and the compute along it."""
     arrays, items = instance.arrays, loose.items
     steps = _steps(items, way, instance.caps.max_compute_move)
     num_compute = steps.num_compute
@@ -57,8 +67,7 @@ def compute_chain_bound(instance: Instance, loose: Loose, way: Ints) -> TimeBoun
     )
     last = (arrays.kind != ALL_GATHER) & ~arrays.on_path & (need_slot == num_compute)
     work = _with_ways(_work(loose, steps, last), loose, steps)
-    found = path_bound(replace(instance, arrays=as_chain), work)
-    return replace(found, source=BoundSource.WEIGHED_ALONG_CHAIN)
+    return replace(instance, arrays=as_chain), work
 
 
 def _steps(items: Items, way: Ints, max_move: int | None) -> _Steps:

@@ -262,6 +262,12 @@ class OnPath:
         found: Floats = np.cumsum(ways[::-1])[::-1] - np.append(self.stall[:-1], 0.0)
         return found
 
+    def before(self) -> Floats:
+        """Return the longest way from the beginning to each R_k, on-path collectives included;
+        (m+1,).
+        """
+        return np.concatenate(([0.0], np.cumsum(self.arrays.compute_ticks + self.stall[:-1])))
+
     def between(self, first: int, past: int) -> float:
         """Return the longest way from E_first to R_past, on-path collectives in between
         included.

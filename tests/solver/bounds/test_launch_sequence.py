@@ -1,7 +1,7 @@
 """The bound over all sequences of launches: least of all sequences, and no schedule is below it."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -16,10 +16,10 @@ from apsched.solver.bounds.launch_sequence import (
     Stream,
     launch_sequence_bound,
     least_step,
-    streams_of_gathers,
+    streams_of_one_kind,
 )
 from apsched.solver.bounds.paths.bound import path_bound
-from apsched.solver.bounds.step_time import TimeBound
+from apsched.solver.bounds.paths.path_work import PathWork
 from apsched.solver.bounds.tighten import tighten
 from tests.helpers.oracle import best_schedule
 from tests.helpers.problems.by_hand import ByHand, line
@@ -116,22 +116,46 @@ def gathers_first(rng: random.Random) -> Problem:
     return b.output(x)
 
 
+def reductions_last(rng: random.Random) -> Problem:
+    """A backward graph that ends with its reductions, perhaps with another on its path."""
+    b = ByHand(
+        prices={
+            "all_reduce": line(rng.choice((20, 60, 200)), rng.choice((2, 10, 50))),
+            "all_gather": line(rng.choice((0, 50)), 1),
+        },
+        copy_price=line(rng.choice((0, 10)), rng.choice((0, 1, 5))),
+        bucket_launch_ticks=rng.choice((0, 5)),
+    )
+    x, waits = b.input("x", _KIB), []
+    for i in range(3):
+        size = rng.choice((1, 1, 2, 3)) * 8 * _KIB
+        x = b.compute(f"b{i}", rng.choice((5, 100, 400)), x, size=size)
+        start = b.start("all_reduce", f"ar{i}", x, size, size, launch_ticks=rng.choice((3, 50)))
+        waits.append(b.wait(f"w{i}", start))
+        if i == 1 and rng.random() < 0.4:
+            start = b.start("all_gather", "ag", x, _KIB, _KIB, group="tp")
+            x = b.wait("gathered", start)
+    return b.output(x, *waits)
+
+
 def least_of(instance: Instance) -> float:
-    return max((least_step(s, np.inf) for s in streams_of_gathers(instance)), default=0.0)
+    streams = streams_of_one_kind(instance, PathWork.in_order(instance.arrays))
+    return max((least_step(stream, np.inf) for stream in streams), default=0.0)
 
 
-def test_no_schedule_is_below_it() -> None:
-    """It is often above the paths, and sometimes met."""
+@pytest.mark.parametrize("made", [gathers_first, reductions_last])
+def test_no_schedule_is_below_it(made: Callable[[random.Random], Problem]) -> None:
+    """It is often above the paths, and sometimes nearly met."""
     raised = met = 0
     for seed in range(150):
-        problem = gathers_first(random.Random(seed))
+        problem = made(random.Random(seed))
         optimum = best_schedule(problem, Caps())
         assert optimum is not None
         forced = tighten(without_copies(Instance.of(problem)))
         least = least_of(forced)
         assert least <= optimum.step_time_ticks + 1e-6, seed
         raised += least > path_bound(forced).ticks * 1.001
-        met += least >= optimum.step_time_ticks - 1
+        met += least >= optimum.step_time_ticks * 0.98
     assert raised > 10
     assert met > 10
 
@@ -169,4 +193,4 @@ def test_the_best_bound_names_it() -> None:
 def test_a_step_of_compute_is_left_out() -> None:
     instance = Instance.of(gathers_first(random.Random(0)))
     compute = int(instance.arrays.compute_ticks.sum())
-    assert launch_sequence_bound(instance, TimeBound(ticks=compute, source="")) is None
+    assert launch_sequence_bound(instance, compute) is None
