@@ -8,7 +8,7 @@ decided on alike.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import dropwhile, product
 
 from apsched.errors import SelfCheckError
 from apsched.problem.problem import Problem
@@ -266,7 +266,8 @@ class _Search:
     def _filled(self) -> bool:
         """Solve the fastest choice with more units of one kind, as many as memory may hold, a half,
         a quarter ... of them, until one is faster; at last whole sums in place of sums of shards,
-        from the first and from the last one on. Return whether one is faster.
+        from the first and from the last one on. If none is faster, those behind a unit that
+        exceeds the memory by itself are tried. Return whether one is faster.
         """
         before = self._best_ticks()
         best = min(
@@ -277,13 +278,15 @@ class _Search:
         free = {kind: self._all()[kind] - units[kind] for kind in _FILLED}
         ways = [(kind, free[kind] - others.get(kind, frozenset()), 1) for kind in _FILLED]
         ways += [(SUMMED, free[SUMMED] & others[SUMMED], step) for step in (1, -1)]
-        for kind, among, step in ways:
-            more = self._more(units, kind, among, step)
-            count = len(more)
-            while count:
-                if self._ticks_of(_with_more(units, kind, more[:count])) < before:
-                    return True
-                count //= 2
+        tries = [(kind, self._more(units, kind, among, step)) for kind, among, step in ways]
+        while any(more for _, more in tries):
+            for kind, more in tries:
+                count = len(more)
+                while count:
+                    if self._ticks_of(_with_more(units, kind, more[:count])) < before:
+                        return True
+                    count //= 2
+            tries = [(kind, self._without_refused(units, kind, more)) for kind, more in tries]
         return False
 
     def _more(self, units: Units, kind: str, among: frozenset[int], step: int) -> list[int]:
@@ -295,6 +298,16 @@ class _Search:
             if self._bound.may_fit(_with_more(units, kind, [*found, u])):
                 found.append(u)
         return found
+
+    def _without_refused(self, units: Units, kind: str, more: list[int]) -> list[int]:
+        """Return the rest of ``more`` where its first unit exceeds the memory by itself: without
+        that one and those of its size that follow it. Else return none.
+        """
+        alone = self._of.solved.get(self._choice(_with_more(units, kind, more[:1])))
+        if not more or alone is None or alone.fits:
+            return []
+        size = self._units[more[0]].least_bytes[kind]
+        return list(dropwhile(lambda u: self._units[u].least_bytes[kind] == size, more))
 
     def best(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -328,6 +329,30 @@ def check_excluded(accumulation: Accumulation, answer: AccumulationAnswer) -> No
         assert every[name].kept == excluded.kept
         assert answer.best.step_ticks <= excluded.bound_ticks
         assert not every[name].fits or excluded.bound_ticks <= every[name].step_ticks
+
+
+def test_a_unit_that_exceeds_the_memory_by_itself_gives_way_to_the_others() -> None:
+    """Of five units the first one and the large one exceed the memory, which no bound knows."""
+    search = object.__new__(_Search)
+    sizes, solves = [3, 5, 5, 1, 1], []
+    search._units = [
+        Mock(order={HELD: u}, least_bytes={HELD: size}) for u, size in enumerate(sizes)
+    ]
+    search._names = [{HELD: (str(u),)} for u in range(len(sizes))]
+    search._bound = Mock(may_fit=lambda units: True, of_choice=lambda units: 0)
+    search._step, search._known = Mock(always=Choice()), {}
+
+    def solve(choice: Choice) -> Mock:
+        solves.append(choice)
+        fits = not choice & {"0", "1", "2"}
+        return search._of.solved.setdefault(choice, Mock(fits=fits, step_ticks=9 - len(choice)))
+
+    search._of = Mock(solved={}, search=solve)
+    search._solved({kind: frozenset() for kind in KINDS})
+    while search._filled():
+        pass
+    assert min((s.step_ticks, c) for c, s in search._of.solved.items() if s.fits)[1] == {"3", "4"}
+    assert len({*solves}) <= 12
 
 
 def test_a_bound_above_the_step_time_is_an_error(monkeypatch) -> None:
