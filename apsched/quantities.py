@@ -35,7 +35,8 @@ class MemoryCap:
 
 
 def parse_bytes(text: str, label: str = "size") -> int:
-    """Return the bytes that ``text`` states, rounded down; 1 kB is 1000 bytes, 1 KiB is 1024.
+    """Return the bytes that ``text`` states, rounded down; 1 kB is 1000 bytes, 1 KiB is 1024. A
+    number without a unit is whole bytes.
 
     Raises ``InputError``, which names ``label``, where it is no such quantity.
     """
@@ -45,7 +46,13 @@ def parse_bytes(text: str, label: str = "size") -> int:
         raise InputError(
             f"{label}: expected a number of bytes such as {_BYTES_EXAMPLES}; found {text!r}"
         )
-    size_bytes: int = math.floor(Fraction(match["number"]) * factor)
+    number = Fraction(match["number"])
+    if not match["unit"] and number.denominator != 1:
+        raise InputError(
+            f"{label}: expected whole bytes, or a number with a unit; found {text!r}; add the unit,"
+            f" such as {match['number']}GiB"
+        )
+    size_bytes: int = math.floor(number * factor)
     if size_bytes > _LARGEST_BYTES:
         raise InputError(f"{label}: expected at most 4 EiB; found {text!r}")
     return size_bytes
@@ -95,6 +102,17 @@ def parse_count(text: str, label: str = "count", *, least: int = 0) -> int:
             f"{label}: expected a whole number from {least} to 2147483647; found {text!r}"
         )
     return int(stripped)
+
+
+def checked_count(value: object, label: str, *, least: int = 0) -> int:
+    """Return ``value``, a whole number that is at least ``least``; ``InputError``, which names
+    ``label``, where it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+        raise InputError(
+            f"{label}: expected a whole number from {least} to 2147483647; found {value!r}"
+        )
+    return value
 
 
 def parse_hints(text: str, label: str = "hints") -> dict[str, int]:

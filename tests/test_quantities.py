@@ -82,6 +82,16 @@ def test_what_is_no_number_of_bytes(text: str) -> None:
         parse_bytes(text, "--bucket-cap")
 
 
+@pytest.mark.parametrize(("text", "advice"), [("5.5", "5.5GiB"), (".5", ".5GiB")])
+def test_a_part_of_a_byte_lacks_its_unit(text: str, advice: str) -> None:
+    match = f"--bucket-cap: expected whole bytes.*found '{text}'; add the unit, such as {advice}"
+    with pytest.raises(InputError, match=match):
+        parse_bytes(text, "--bucket-cap")
+    with pytest.raises(InputError, match="--memory-cap: expected whole bytes"):
+        parse_memory_cap(f"floor+{text}")
+    assert parse_bytes("5.0") == 5
+
+
 def test_none_lifts_a_cap() -> None:
     assert parse_optional_bytes("none") is None
     assert parse_optional_bytes("None ") is None
