@@ -192,6 +192,15 @@ def out_dir(args: argparse.Namespace, default: str) -> Path:
     return Path(args.out) if args.out is not None else Path("apsched-out") / default
 
 
+def check_out_dir(args: argparse.Namespace) -> None:
+    """Raise ``InputError`` where output files cannot be written, or would hide the source."""
+    from apsched.artifacts.output_dir import check_writable
+    from apsched.pipeline.sources import check_not_source
+
+    check_not_source(out_dir(args, "."), args.source)
+    check_writable(out_dir(args, "."))
+
+
 def request_with_buckets(
     request: "SolveRequest", buckets: str | None, graphs: "Sequence[LoadedGraph]"
 ) -> "SolveRequest":

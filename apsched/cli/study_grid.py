@@ -23,6 +23,7 @@ from apsched.cli.options import (
     stated,
 )
 from apsched.errors import InfeasibleError, InputError
+from apsched.pipeline.sources import check_not_source
 from apsched.progress import Progress
 from apsched.quantities import parse_count, parse_share
 from apsched.report.table import console, print_json
@@ -141,6 +142,7 @@ def opened(args: argparse.Namespace, axes: Sequence[Axis] = ()) -> Iterator[tupl
         if args.out is not None
         else Path("apsched-out") / f"study-{_slug(args.source)}"
     )
+    check_not_source(directory, args.source)
     check_writable(directory)
     store = Store(directory, create=True)
     run_id = uuid.uuid4().hex

@@ -95,6 +95,11 @@ def classify(source: str) -> SourceKind:
         return SourceKind.REPRO if path.suffix == ".py" else SourceKind.GRAPH_FILE
     if graph_file_set(path):
         return SourceKind.GRAPH_FILE
+    if source and path.exists():  # a pipe, a socket or a device
+        raise InputError(
+            f"SOURCE: expected a file, found that {source} is a pipe or a device; files are read by"
+            " name, and more than once: write a file first, and pass its name"
+        )
     if ":" in source and not any(mark in source for mark in ("/", "\\", " ")):
         return SourceKind.FUNCTION
     near = get_close_matches(source, PRESETS, n=1)
@@ -117,6 +122,18 @@ def graph_file_set(path: Path) -> tuple[Path, ...]:
     names = {name for name in (part.removesuffix(end) for part in beside) if is_graph_name(name)}
     files = (member_path(path, name) for name in sorted(names, key=graph_order))
     return tuple(file for file in files if file.is_file())
+
+
+def check_not_source(directory: Path, source: str) -> None:
+    """Raise ``InputError`` where ``directory``, to which files are to be written, has the name of
+    ``source``, which could not be opened any more.
+    """
+    of_files = (SourceKind.GRAPH_FILE, SourceKind.REPRO)
+    if classify(source) in of_files and directory.resolve() == Path(source).resolve():
+        raise InputError(
+            f"-o: expected another name than that of SOURCE, found {directory}; a directory of that"
+            " name would hide the source: choose another one"
+        )
 
 
 def member_path(path: Path, graph_name: str) -> Path:

@@ -1,6 +1,7 @@
 """Forms of SOURCE, and the names of its graphs."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,29 @@ def test_what_torch_wrote_is_told_by_its_place_and_name(tmp_path: Path) -> None:
         assert classify(str(source)) is SourceKind.REPRO
     with pytest.raises(InputError, match="found '', which is none"):
         classify("")
+
+
+def test_a_pipe_is_no_source(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match=r"SOURCE: expected a file.*pipe.*write a file first"):
+        classify(str(tmp_path / "pipe"))
+
+
+@pytest.mark.parametrize(
+    "command", [["solve", "--budget", "0"], ["study", "--vary", "budget=0"], ["apply"]]
+)
+def test_output_does_not_hide_its_source(
+    run: Run, debug_graphs: dict[str, Path], tmp_path: Path, command: list[str]
+) -> None:
+    """A joint name of several graph files is free, but a directory of that name would be read."""
+    for name, file in debug_graphs.items():
+        (tmp_path / f"l8.{name}.graph").write_bytes(file.read_bytes())
+    name, *options = command
+    schedules = ["x.schedule.json"] if name == "apply" else []
+    found = run(name, "l8.graph", *schedules, *options, "-o", "./l8.graph")
+    assert found.code == 2, found.stderr
+    assert "-o: expected another name than that of SOURCE, found l8.graph" in found.stderr
+    assert not (tmp_path / "l8.graph").exists()
 
 
 def test_graphs_of_a_directory_know_their_direction(tmp_path: Path) -> None:

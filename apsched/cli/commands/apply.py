@@ -12,7 +12,7 @@ from apsched.cli.arguments import (
     add_source,
     add_verb,
 )
-from apsched.cli.options import cost_choice, direction, out_dir, source_request
+from apsched.cli.options import check_out_dir, cost_choice, direction, out_dir, source_request
 from apsched.errors import InputError
 
 
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     the rewritten modules.
     """
     from apsched.artifacts.kept_choice import kept_for
-    from apsched.artifacts.output_dir import check_writable, write_files
+    from apsched.artifacts.output_dir import write_files
     from apsched.artifacts.schedule_file import load_schedule
     from apsched.artifacts.solved_files import apply_one, graph_of
     from apsched.pipeline.load import loaded
@@ -65,6 +65,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.whole_step.solve import graphs_with
 
     where = source_request(args), cost_choice(args), direction(args)
+    check_out_dir(args)
     keep = (
         kept_for(args.source, args.schedules, "--keep")
         if args.keep is None
@@ -78,7 +79,6 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         )
     keep, kept = kept_in_joint_graph(keep, where[-1])
     schedules = [load_schedule(path) for path in args.schedules]
-    check_writable(out_dir(args, "."))
     progress = Progress()
     files: dict[str, bytes] = {}
     with loaded(*where, progress, kept=kept) as source:

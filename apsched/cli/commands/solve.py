@@ -13,6 +13,7 @@ from apsched.cli.arguments import (
     add_verb,
 )
 from apsched.cli.options import (
+    check_out_dir,
     cost_choice,
     direction,
     kept_parameters,
@@ -104,7 +105,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     request = solve_request(args, keep)
     num_caps = _num_caps(args, keep.mode, where[-1])
     num_micro_batches = micro_batches_in_a_row(args, where[-1])
-    check_writable(out_dir(args, "."))
+    check_out_dir(args)
     progress = Progress()
     begin_to_compile(progress)
     where, reduction = with_faster_reduction(where, request, progress)
