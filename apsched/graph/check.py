@@ -10,8 +10,10 @@ from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
 from apsched.graph.records import CollectiveRecord, NodeRecord, StorageRecord
 from apsched.kinds import KernelCut, NodeKind
-from apsched.units import LONGEST_US
+from apsched.units import LONGEST_US, allocated_bytes
 
+_LARGEST = 2**62
+"""Sums of bytes and of ticks are kept in 64 bits, with a sign and room for one sum of two."""
 _DIRECTIONS = ("forward", "backward")
 
 
@@ -32,6 +34,7 @@ def check_graph(dag: nx.DiGraph) -> None:
     )
     for s, storage in enumerate(storages):
         _require(storage.size_bytes >= 0, f"storage {s} has a negative size")
+    _check_sums(records, storages, curves)
     _check_edges(dag, records)
     _check_storages(records, len(storages))
     for record in records:
@@ -43,6 +46,34 @@ def check_graph(dag: nx.DiGraph) -> None:
     waits = {r.rank for r in records if r.kind is NodeKind.WAIT}
     for rank in sorted(waits - set(starts_of)):
         _require(False, f"node {records[rank].name}: a wait without a start")
+
+
+def _check_sums(
+    records: list[NodeRecord], storages: tuple[StorageRecord, ...], curves: dict[str, PriceCurve]
+) -> None:
+    """Raise InputError where bytes or times that the solver adds up would not fit into 64 bits."""
+    memory_bytes = 0
+    for s, storage in enumerate(storages):
+        memory_bytes += allocated_bytes(storage.size_bytes)
+        _require_fits(memory_bytes, f"storages 0 to {s}", "bytes in all")
+    total_bytes, extra_bytes = 0, 0
+    for c, name in ((r.collective, r.name) for r in records if r.collective is not None):
+        total_bytes += max(c.input_bytes, c.output_bytes, c.size_bytes, c.cast_bytes, 0)
+        extra_bytes += c.group_size + c.num_members + max(c.num_coalesced, 0)
+        _require_fits(total_bytes, f"the collectives up to node {name}", "bytes in all")
+        _require_fits(extra_bytes, f"the collectives up to node {name}", "members and ranks in all")
+    for name, curve in sorted(curves.items()):
+        at_bytes = max(total_bytes, *(storage.size_bytes for storage in storages), 0)
+        what = f"curve {name}: the price of {at_bytes} bytes, the most of this graph,"
+        _require_fits(curve(at_bytes) * max(len(records), 1), what, "ticks for all nodes")
+
+
+def _require_fits(found: int, what: str, unit: str) -> None:
+    _require(
+        found <= _LARGEST,
+        f"{what} must be at most 2^62 {unit}, found {found}; correct the sizes and prices, or"
+        " capture the graph again",
+    )
 
 
 def _check_cut(cut: KernelCut, records: list[NodeRecord]) -> None:

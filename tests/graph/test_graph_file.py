@@ -154,6 +154,30 @@ BROKEN = {
         lambda dag: rewritten(dag, lambda c: c["nodes"][4].update(duration_us=1e16)),
         "the duration must be finite, >= 0 and at most a day",
     ),
+    "a storage of more than 64 bits": (
+        lambda dag: rewritten(dag, lambda c: c["graph"]["storages"][1].update(size_bytes=2**63)),
+        r"storages 0 to 1 must be at most 2\^62 bytes in all, found .*; correct the sizes",
+    ),
+    "storages whose sum has more than 64 bits": (
+        lambda dag: rewritten(
+            dag,
+            lambda c: [storage.update(size_bytes=2**61) for storage in c["graph"]["storages"]],
+        ),
+        r"storages 0 to \d must be at most 2\^62 bytes in all",
+    ),
+    "a message of more than 64 bits": (
+        lambda dag: rewritten(dag, lambda c: c["nodes"][2]["collective"].update(size_bytes=2**63)),
+        r"the collectives up to node \w+ must be at most 2\^62 bytes in all",
+    ),
+    "a price of more than 64 bits": (
+        lambda dag: rewritten(
+            dag,
+            lambda c: c["graph"]["curves"]["copy"].update(
+                size_bytes=[0, 1], price_ticks=[0, 2**62]
+            ),
+        ),
+        r"curve copy: the price of \d+ bytes, .* must be at most 2\^62 ticks",
+    ),
     "no wait": (
         lambda dag: rewritten(dag, lambda c: c["nodes"][2]["collective"].update(wait=1)),
         "the collective needs a wait after it",
