@@ -17,13 +17,15 @@ from apsched.capture.function import capture_own
 from apsched.capture.graph_module import capture_graph, direction_of
 from apsched.compiler.schedule_captured import RESULT, scheduled
 from apsched.compiler.schedule_graph import kept_as_it_was
-from apsched.compiler.settings import Settings, memory_cap_of
+from apsched.compiler.settings import Settings, memory_cap_of, memory_cap_once, size_once
 from apsched.config import (
     DEFAULT_COMPUTE_MOVE,
     DEFAULT_OPTIMIZER,
     DEFAULT_RESERVE,
     Caps,
     SolveOptions,
+    checked_switches,
+    checked_texts,
     scenario_options,
     with_keywords,
 )
@@ -32,10 +34,11 @@ from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, cluster_names, load_
 from apsched.costs.model import CostModel
 from apsched.errors import InputError
 from apsched.fx.node_shards import node_groups
+from apsched.graph.check import check_graph
 from apsched.graph.export.export import export_graph
 from apsched.graph.graph_file import load_graph
 from apsched.models.mesh import MeshSpec
-from apsched.options_table import BY_NAME
+from apsched.options_table import read_values
 from apsched.pipeline.assumptions import check_hints
 from apsched.pipeline.load import (
     LoadedGraph,
@@ -59,7 +62,7 @@ from apsched.problem.plan.plan_file import as_plan
 from apsched.problem.plan.rules import Plan
 from apsched.problem.problem import Problem
 from apsched.progress import Progress
-from apsched.quantities import MemoryCap, checked_group_ranks
+from apsched.quantities import MemoryCap, checked_count, checked_group_ranks
 from apsched.report.answer.step import StepResult
 from apsched.whole_step.accumulation.search import solve_accumulation
 from apsched.whole_step.accumulation.step import Accumulation
@@ -175,13 +178,13 @@ def optimize(
         Where the graph to be returned, exported and simulated again, differs from the claim; the
         message names the difference.
     """
-    _stated_memory_cap(memory_cap, memory_cap_bytes)
+    memory_cap_once(memory_cap, memory_cap_bytes)
     stated = {
         "memory_cap": memory_cap_bytes if memory_cap is None else memory_cap,
-        "bucket_cap": _size("bucket_cap", bucket_cap, bucket_cap_bytes),
+        "bucket_cap": size_once("bucket_cap", bucket_cap, bucket_cap_bytes),
         "max_topo_span": max_topo_span,
         "max_prefetch": max_prefetch,
-        "in_flight_cap": _size("in_flight_cap", in_flight_cap, in_flight_cap_bytes),
+        "in_flight_cap": size_once("in_flight_cap", in_flight_cap, in_flight_cap_bytes),
         "time_slack": time_slack,
         "budget": budget,
         "seed": seed,
@@ -279,15 +282,16 @@ def solve(
     groups by name, for contention, in addition to those in the DAG.
     Needs no process group and no FX graph.
     """
-    stated = _stated_memory_cap(memory_cap, memory_cap_bytes)
+    checked_switches(bitwise=bitwise, second_group=second_group)
+    stated = memory_cap_once(memory_cap, memory_cap_bytes)
     request = SolveRequest(
         caps=_caps(
             caps,
             max_compute_move,
-            _size("bucket_cap", bucket_cap, bucket_cap_bytes),
+            size_once("bucket_cap", bucket_cap, bucket_cap_bytes),
             max_topo_span,
             max_prefetch,
-            _size("in_flight_cap", in_flight_cap, in_flight_cap_bytes),
+            size_once("in_flight_cap", in_flight_cap, in_flight_cap_bytes),
             None if stated is None else stated.size_bytes,
         ),
         options=_options(options, time_slack, budget, seed),
@@ -366,14 +370,15 @@ def solve_step(
         where the model cannot be traced, or an argument cannot be used.
     """
     wanted = keep_request(keep, "keep")
-    limits = Caps(max_compute_move=DEFAULT_COMPUTE_MOVE) if caps is None else caps
-    search = {"time_slack": time_slack, "budget": budget, "seed": seed}
+    checked_switches(second_group=second_group)
+    checked_texts(optimizer=optimizer)
+    accumulate = checked_count(accumulate, "accumulate", least=1)
+    limits = _caps(caps, _LEFT_OUT)
     request = SolveRequest(
         caps=limits,
         memory_cap=_memory_cap_once(memory_cap, limits),
-        optimizer=optimizer,
-        reserve=reserve,
-        options=with_keywords(options or SolveOptions(), "options", search),
+        **read_values(optimizer=optimizer, reserve=reserve),
+        options=_options(options, time_slack, budget, seed),
         plan=plan_for(as_plan(plan), wanted),
         second_group=second_group,
     )
@@ -392,6 +397,7 @@ def _captured(
     model: torch.nn.Module, inputs: Sequence[torch.Tensor], mesh: str | None, checkpoint: str
 ) -> Iterator[Capture]:
     """Capture ``model``; its process groups, fake ones with a mesh, are there until the end."""
+    checked_texts(activation_checkpoint=checkpoint, mesh="" if mesh is None else mesh)
     spec = None if mesh is None else MeshSpec.parse(mesh)
     with world(spec.world_size) if spec is not None else nullcontext():
         found = capture_own(
@@ -445,40 +451,29 @@ def _dag(graph: "nx.DiGraph | str | PathLike[str]") -> nx.DiGraph:
             "graph: expected a graph of apsched.capture, the path of a graph file or a Problem,"
             f" found {type(graph).__name__}; apsched.optimize takes FX graphs"
         )
+    missing = sorted({"cluster", "group_ranks", "storages", "curves"} - graph.graph.keys())
+    if missing:
+        raise InputError(
+            "graph: expected a graph of apsched.capture or apsched.export_graph, found one without"
+            f" {', '.join(missing)}; pass one of these, or the path of a graph file"
+        )
+    check_graph(graph)
     return graph
-
-
-def _stated_memory_cap(memory_cap: int | str | None, same: int | str | None) -> MemoryCap | None:
-    """Return the memory cap, which has two names; InputError where both are stated."""
-    if memory_cap is None:
-        return memory_cap_of(same, "memory_cap_bytes")
-    if same is not None:
-        raise InputError("memory_cap: expected it once, found memory_cap_bytes, too; leave one out")
-    return memory_cap_of(memory_cap, "memory_cap")
-
-
-def _size(name: str, stated: int | str | None, same: int | str | None) -> int | None:
-    """Return the bytes of the cap ``name``; InputError where both of its names are stated."""
-    if stated is not None and same is not None:
-        raise InputError(f"{name}: expected it once, found {name}_bytes, too; leave one out")
-    size: int | None = BY_NAME[name].read(same if stated is None else stated, name)
-    return size
 
 
 def _caps(
     caps: Caps | None,
     max_compute_move: _ComputeMove,
-    bucket_cap_bytes: int | None,
-    max_topo_span: int | None,
-    max_prefetch: int | None,
-    in_flight_cap_bytes: int | None,
+    bucket_cap_bytes: int | None = None,
+    max_topo_span: int | None = None,
+    max_prefetch: int | None = None,
+    in_flight_cap_bytes: int | None = None,
     memory_cap_bytes: int | None = None,
 ) -> Caps:
     keywords = {
         "memory_cap_bytes": memory_cap_bytes,
         "bucket_cap_bytes": bucket_cap_bytes,
-        "max_topo_span": max_topo_span,
-        "max_prefetch": max_prefetch,
+        **read_values(max_topo_span=max_topo_span, max_prefetch=max_prefetch),
         "in_flight_cap_bytes": in_flight_cap_bytes,
     }
     if caps is None:
@@ -495,5 +490,5 @@ def _caps(
 def _options(
     options: SolveOptions | None, time_slack: float | None, budget: float | None, seed: int | None
 ) -> SolveOptions:
-    keywords = {"time_slack": time_slack, "budget": budget, "seed": seed}
-    return with_keywords(options or SolveOptions(), "options", keywords)
+    keywords = read_values(time_slack=time_slack, budget=budget, seed=seed)
+    return with_keywords(SolveOptions() if options is None else options, "options", keywords)

@@ -98,7 +98,7 @@ def scenario_options(
     stated = {
         name: value for name, value in (("noise", noise), ("measure", measure)) if value is not None
     }
-    if count is None or (count == 0 and not isinstance(count, bool)):
+    if count is None:
         for name in stated:
             flag = dashes + ("robust" if name == "measure" else name)
             raise InputError(
@@ -163,14 +163,33 @@ class SolveOptions:
 
 
 Record = TypeVar("Record", Caps, SolveOptions)
+_RECORDS = {"caps": Caps, "options": SolveOptions}
+"""Argument of a call -> type of its record."""
+
+
+def checked_switches(**stated: object) -> None:
+    """Raise ``InputError`` for a switch that is neither True nor False; its name is in it."""
+    for name, value in stated.items():
+        if not isinstance(value, bool):
+            raise InputError(f"{name}: expected True or False, found {value!r}")
+
+
+def checked_texts(**stated: object) -> None:
+    """Raise ``InputError`` for an argument that is no text; its name is in it."""
+    for name, value in stated.items():
+        if not isinstance(value, str):
+            raise InputError(f"{name}: expected a text, found {value!r}")
 
 
 def with_keywords(record: Record, name: str, keywords: Mapping[str, Any]) -> Record:
     """Return ``record``, which a call took as its argument ``name``, with the values of
     ``keywords``, as far as they are not ``None``.
 
-    ``InputError`` for a value that both state.
+    ``InputError`` for a value that both state, and where ``record`` is none.
     """
+    expected = _RECORDS[name]
+    if not isinstance(record, expected):
+        raise InputError(f"{name}: expected apsched.{expected.__name__}(...), found {record!r}")
     usual = type(record)()
     stated = {keyword: value for keyword, value in keywords.items() if value is not None}
     for keyword in stated:

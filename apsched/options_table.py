@@ -7,6 +7,7 @@ explanations read it. Texts of plans and contention are parsed by those who know
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 from apsched.config import (
     DEFAULT_COMPUTE_MOVE,
@@ -485,6 +486,11 @@ rarely do, come last.
 """
 SETTINGS = tuple(option for option in OPTIONS if option.setting)
 """Those of ``apsched.backend``."""
+
+
+def read_values(**stated: Any) -> dict[str, Any]:
+    """Return values that a call states by name, texts parsed as on the command line."""
+    return {name: BY_NAME[name].read(value, name) for name, value in stated.items()}
 
 
 def in_group(group: str) -> Iterator[Option]:

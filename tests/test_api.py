@@ -7,14 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import pytest
 import torch
+from torch import nn
 
 import apsched
 from apsched.capture.fake_world import world
 from apsched.compiler.settings import Settings
+from apsched.config import SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
+from apsched.errors import InputError
 from apsched.graph.graph_file import load_graph
 from apsched.problem.build import build_problem
 from tests.helpers.graphs.toy_graphs import capture_toy
@@ -154,6 +158,76 @@ def test_solve_a_graph_file(debug_graphs: dict[str, Path]) -> None:
     assert result.schedule == same.schedule
     with pytest.raises(apsched.InputError, match="graph: expected a graph of"):
         apsched.solve(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("caps", 3),
+        ("caps", SolveOptions()),
+        ("options", 0),
+        ("memory_cap", 5.5),
+        ("memory_cap", "5.5"),
+        ("bucket_cap", 1.5),
+        ("max_topo_span", "many"),
+        ("max_prefetch", -1),
+        ("in_flight_cap", "lots"),
+        ("max_compute_move", "far"),
+        ("plan", 3),
+        ("bitwise", "yes"),
+        ("contention", 3),
+        ("second_group", 1),
+        ("scenarios", 0),
+        ("scenarios", "5"),
+        ("time_slack", "200%"),
+        ("budget", "much"),
+        ("seed", 1.5),
+        ("group_ranks", 3),
+    ],
+)
+def test_values_of_options_are_those_of_the_command_line(
+    debug_graphs: dict[str, Path], name: str, value: object
+) -> None:
+    with pytest.raises(InputError, match="expected"):
+        apsched.solve(debug_graphs["forward"], **{"budget": 0.0, name: value})
+
+
+def test_texts_are_read_as_on_the_command_line(debug_graphs: dict[str, Path]) -> None:
+    path = debug_graphs["forward"]
+    texts = apsched.solve(path, max_prefetch="2", budget="0", time_slack="1%", seed="1")
+    values = apsched.solve(path, max_prefetch=2, budget=0, time_slack=0.01, seed=1)
+    assert texts.schedule == values.schedule
+
+
+def test_another_graph_is_none_of_apsched() -> None:
+    with pytest.raises(InputError, match=r"graph: expected a graph of apsched\.capture.*cluster"):
+        apsched.solve(nx.DiGraph(), budget=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mesh", 3),
+        ("keep", 3),
+        ("accumulate", 0),
+        ("accumulate", 1.5),
+        ("cluster", 3),
+        ("activation_checkpoint", 3),
+        ("caps", 3),
+        ("options", {}),
+        ("memory_cap", 1.5),
+        ("optimizer", 3),
+        ("optimizer", "adam"),
+        ("reserve", "200%"),
+        ("plan", 3),
+        ("second_group", "no"),
+        ("budget", -1),
+    ],
+)
+def test_a_step_takes_no_other_values(name: str, value: object) -> None:
+    model, inputs = nn.Linear(4, 4), [torch.randn(2, 4)]
+    with pytest.raises(InputError, match="expected"):
+        apsched.solve_step(model, inputs, **{"budget": 0, name: value})
 
 
 def test_optimize_takes_the_cluster_of_the_backend(gm: torch.fx.GraphModule) -> None:

@@ -32,6 +32,7 @@ from apsched.config import (
     ScenarioOptions,
     SolveOptions,
     Unit,
+    checked_switches,
     is_number,
     scenario_options,
 )
@@ -103,7 +104,7 @@ class Settings:
     """
     scenarios: int | None = None
     """Choose the schedule that is best over so many sampled costs, on every process rank alike;
-    ``None`` or 0: the costs as they are.
+    ``None``: the costs as they are.
     """
     noise: float | None = None
     """Sigma of the lognormal factors of sampled costs; ``None``: 0.2."""
@@ -172,9 +173,7 @@ class Settings:
                 f" {self.deadline_s!r}"
             )
         switches = [option.name for option in SETTINGS if option.unit is Unit.SWITCH]
-        for name in (*switches, "progress"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name}: expected True or False, found {getattr(self, name)!r}")
+        checked_switches(**{name: getattr(self, name) for name in (*switches, "progress")})
         _check_cost_model(self.cost_model)
         for name in _PATHS:
             _check_paths(name, getattr(self, name))
@@ -411,6 +410,23 @@ def _names(stated: Sequence[str]) -> tuple[str, ...]:
             " in model.named_parameters()]"
         )
     return tuple(map(plain_parameter_name, names))
+
+
+def memory_cap_once(memory_cap: int | str | None, same: int | str | None) -> MemoryCap | None:
+    """Return the memory cap, which has two names; ``InputError`` where both are stated."""
+    if memory_cap is None:
+        return memory_cap_of(same, "memory_cap_bytes")
+    if same is not None:
+        raise InputError("memory_cap: expected it once, found memory_cap_bytes, too; leave one out")
+    return memory_cap_of(memory_cap, "memory_cap")
+
+
+def size_once(name: str, stated: int | str | None, same: int | str | None) -> int | None:
+    """Return the bytes of the cap ``name``; ``InputError`` where both of its names are stated."""
+    if stated is not None and same is not None:
+        raise InputError(f"{name}: expected it once, found {name}_bytes, too; leave one out")
+    size: int | None = BY_NAME[name].read(same if stated is None else stated, name)
+    return size
 
 
 def memory_cap_of(stated: int | str | None, label: str) -> MemoryCap | None:

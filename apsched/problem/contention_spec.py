@@ -131,6 +131,11 @@ def with_stated_contention(
     """
     if isinstance(stated, str):
         return contended(problem, parse_contention(stated, "contention"), cluster, group_ranks)
+    if not isinstance(stated, Contention | None):
+        raise InputError(
+            "contention: expected a text such as 'links,compute=1.2', a Contention or None;"
+            f" found {stated!r}"
+        )
     return problem if stated is None else with_contention(problem, stated)
 
 

@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib import resources
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,11 @@ def load_cluster(name_or_path: str | Path = DEFAULT_CLUSTER) -> Cluster:
     Raises ``InputError`` when there is no such name or file, or when the file has unknown, missing
     or impossible entries.
     """
+    if not isinstance(name_or_path, str | PathLike):
+        raise InputError(
+            "cluster: expected the name of a cluster or the path of a .toml file, found"
+            f" {name_or_path!r}"
+        )
     text = str(name_or_path)
     if isinstance(name_or_path, str) and text in cluster_names():
         return _shipped(text)
