@@ -71,6 +71,8 @@ def on_files(files: Files, config: Any) -> Files:
         + "\n\n".join(_lowered(file.read_text()) for file in results),
     }
     for name, text in pages.items():
+        if (plain := files.get_file_from_path(name)) is not None:  # a checkout has a short one
+            files.remove(plain)
         files.append(File.generated(config, name, content=text))
     return files
 

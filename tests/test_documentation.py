@@ -4,6 +4,7 @@ Each Python block is run by a test, or has a mark with the reason (``<!-- not ru
 compiles. Each ``apsched`` command has arguments that the command line accepts.
 """
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,13 @@ def test_blocks_are_run_or_marked(page: Path) -> None:
         if block.language == "python":
             compile(block.code, block.page, "exec")
             assert block.run == (block.file in RUN), block.code
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_work_in_a_checkout(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    paths = [link for link in links if "://" not in link and not link.startswith("mailto:")]
+    assert [path for path in paths if not (page.parent / path).exists()] == []
 
 
 def test_your_own_model(
