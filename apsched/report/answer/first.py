@@ -52,33 +52,44 @@ def first_lines(
     return tuple(line for text in lines for line in _wrapped(text))
 
 
-def best_baseline(results: Sequence[Result]) -> tuple[str, float] | None:
-    """Return the name and the step time in microseconds of the fastest baseline that fits in every
-    graph; the order as captured only where no other fits, ``None`` where none does.
+def best_baseline(result: Result) -> tuple[str, float] | None:
+    """Return the name and the step time in microseconds of the fastest baseline of a graph that
+    fits; the order as captured only where no other fits, ``None`` where none does.
     """
-    scores = [
-        {score.name: score for score in (*result.answer.baselines, *result.others) if score.fits}
-        for result in results
-    ]
-    common = [name for name in scores[0] if all(name in found for found in scores)]
-    times = {
-        name: sum(ticks_to_us(found[name].step_time_ticks) for found in scores) for name in common
-    }
+    scores = (*result.answer.baselines, *result.others)
+    times = {s.name: ticks_to_us(s.step_time_ticks) for s in scores if s.fits}
     used = {name: us for name, us in times.items() if name != AS_CAPTURED} or times
     return min(used.items(), key=lambda item: item[1]) if used else None
 
 
+def _best_baselines(results: Sequence[Result]) -> tuple[str, float] | None:
+    """Return the best baseline of each graph in words, one name where it is the same for all, and
+    the sum of their step times in microseconds; ``None`` where a graph has none that fits.
+    """
+    found = [best_baseline(result) for result in results]
+    best = [one for one in found if one is not None]
+    if len(best) < len(found):
+        return None
+    names = [name for name, _ in best]
+    total_us = sum(us for _, us in best)
+    if len({*names}) == 1:
+        return f"baseline that fits: {names[0]}", total_us
+    of_each = zip(results, names, strict=True)
+    listed = ", ".join(f"{result.problem.name} {name}" for result, name in of_each)
+    return f"baselines that fit: {listed}", total_us
+
+
 def _against_baseline(results: Sequence[Result], step_us: float) -> str:
-    found = best_baseline(results)
+    found = _best_baselines(results)
     if found is None:
         return no_baseline(results)
-    name, baseline_us = found
+    baselines, baseline_us = found
     share = (baseline_us - step_us) / baseline_us if baseline_us else 0.0
     percent = f"{100 * abs(share):.2f}"
     change = f"{percent} % {'faster' if share >= 0 else 'SLOWER'} than"
     if percent == "0.00":
         change = "as fast as"
-    return f"{change} the best baseline that fits: {name}, {show_us(baseline_us)}"
+    return f"{change} the best {baselines}, {show_us(baseline_us)}"
 
 
 def no_baseline(results: Sequence[Result]) -> str:

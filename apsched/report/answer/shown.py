@@ -28,7 +28,7 @@ def three_lines(result: Result) -> tuple[str, str, str]:
             f"  {why.message if why else 'no schedule was found'}",
             f"  no schedule is faster than {show_us(result.bound_us)}",
         )
-    found = best_baseline([result])
+    found = best_baseline(result)
     against = no_baseline([result])
     if found is not None:
         name, us = found

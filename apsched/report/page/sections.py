@@ -63,7 +63,7 @@ def figures(graph: SolvedGraph) -> str:
 
 def _compared_with(result: Result) -> Score:
     """Return the best baseline that fits; the order as captured if none does."""
-    found = best_baseline([result])
+    found = best_baseline(result)
     scores = (*result.answer.baselines, *result.others)
     named = [score for score in scores if found is not None and score.name == found[0]]
     before = named[0] if named else captured_of(result.answer.baselines)

@@ -183,7 +183,7 @@ def test_the_title_has_mesh_sequence_and_layers(solved: SolvedRun) -> None:
 
 def test_the_tiles_compare_with_the_best_baseline(solved: SolvedRun) -> None:
     for graph in solved.graphs:
-        found = best_baseline([graph.result])
+        found = best_baseline(graph.result)
         assert found is not None
         name, step_us = found
         text = figures(graph)
