@@ -4,7 +4,7 @@ then along the order in which keeping pays.
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, product
 
 from apsched.errors import SelfCheckError
@@ -53,6 +53,14 @@ class ExcludedChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TooLargeChoice:
+    """A choice that is not solved, since its kept parameters do not fit the memory."""
+
+    kept: Choice
+    kept_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepAnswer:
     """The kept parameters, and the figures of the step."""
 
@@ -71,6 +79,8 @@ class StepAnswer:
     """Gathered in both graphs: kept or gathered again."""
     cap_bytes: int | None
     """The lower of both graphs."""
+    too_large: dict[str, TooLargeChoice] = field(default_factory=dict)
+    """The other choices that people make: no schedule keeps the memory cap."""
     names: tuple[str, ...] = ()
     """Names of these parameters."""
     num_by_rule: int = 0
@@ -148,6 +158,7 @@ def search_choices(step: Step, bounds: Sequence[StepBound]) -> StepAnswer:
         bound=search.bound,
         baselines={name: step.solved[kept] for name, kept in baselines.items()},
         excluded=excluded,
+        too_large=search.too_large(),
         tried=tuple(step.solved.values()),
         num_parameters=len(step.parameters),
         names=tuple(p.name for p in step.parameters),
@@ -184,9 +195,7 @@ class _Search:
         """Return the choices that people make: those that it solves, and those that their bound
         excludes. The ones with the least bound come first, so that it excludes most.
         """
-        step = self._step
-        named = named_choices(step.undecided).items()
-        made = {name: c | step.always for name, c in named if not splits(c, self._order)}
+        step, made = self._step, self._made_by_people()
         solved: set[str] = set()
         excluded: dict[str, ExcludedChoice] = {}
         for name in sorted(made, key=lambda name: (name != NONE, self._bound_of(made[name]).ticks)):
@@ -198,9 +207,24 @@ class _Search:
                 step.search(kept)
                 solved.add(name)
             else:
-                size = sum(step.entry_bytes[entry] for entry in kept)
+                size = self._size_of(kept)
                 excluded[name] = ExcludedChoice(kept=kept, kept_bytes=size, bound=bound)
         return {name: kept for name, kept in made.items() if name in solved}, excluded
+
+    def too_large(self) -> dict[str, TooLargeChoice]:
+        """Return the choices that people make and that the memory cannot hold."""
+        return {
+            name: TooLargeChoice(kept=kept, kept_bytes=self._size_of(kept))
+            for name, kept in self._made_by_people().items()
+            if name != NONE and not self.may_fit(kept)
+        }
+
+    def _made_by_people(self) -> dict[str, Choice]:
+        named = named_choices(self._step.undecided).items()
+        return {name: c | self._step.always for name, c in named if not splits(c, self._order)}
+
+    def _size_of(self, kept: Choice) -> int:
+        return sum(self._entry_bytes[entry] for entry in kept)
 
     def _bound_of(self, kept: Choice) -> TimeBound:
         items = self._items(kept)
@@ -235,7 +259,7 @@ class _Search:
         ]
         least, of_rules = known[0]
         slopes = [(size - least) / (of - of_rules) for size, of in known if of > of_rules]
-        more = sum(self._entry_bytes[entry] for entry in kept) - of_rules
+        more = self._size_of(kept) - of_rules
         return least + min((1.0, *slopes)) * more <= cap
 
     def every_choice(self) -> Iterator[Choice]:

@@ -308,6 +308,11 @@ def test_the_search_is_near_the_best_choice_and_solves_few(seed: int) -> None:
     assert answer.bound.ticks <= least <= answer.best.step_ticks
     assert all(b.step_ticks >= answer.best.step_ticks for b in answer.baselines.values() if b.fits)
     assert not answer.baselines.keys() & answer.excluded.keys()
+    of_people = named_choices(parameters).keys()
+    assert {*answer.baselines, *answer.excluded, *answer.too_large} == {*of_people}
+    for too_large in answer.too_large.values():
+        assert too_large.kept_bytes == sum(sizes[name] for name in too_large.kept)
+        assert not step.solve(too_large.kept).fits
     assert few < 25
     for excluded in answer.excluded.values():
         solved = step.solve(excluded.kept)

@@ -9,7 +9,7 @@ from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
 from apsched.whole_step.choices import kept_in_node, kept_whole
 from apsched.whole_step.pair import SolvedChoice
-from apsched.whole_step.search import ExcludedChoice, StepAnswer
+from apsched.whole_step.search import ExcludedChoice, StepAnswer, TooLargeChoice
 
 APART = "forward and backward apart; the graph of both keeps the same parameters:"
 """Heading of the step whose choice a joint graph makes."""
@@ -39,6 +39,7 @@ def keep_json(answer: StepAnswer) -> dict[str, Any]:
             }
             for name, choice in answer.excluded.items()
         },
+        "too_large": {name: _size_of(choice) for name, choice in answer.too_large.items()},
         "tried": [kept_figures(choice) for choice in answer.tried],
         "frontier": [
             {**kept_figures(choice), "kept": sorted(choice.kept)} for choice in answer.frontier
@@ -59,7 +60,7 @@ def kept_figures(choice: SolvedChoice) -> dict[str, Any]:
     }
 
 
-def _size_of(choice: SolvedChoice | ExcludedChoice) -> dict[str, int]:
+def _size_of(choice: SolvedChoice | ExcludedChoice | TooLargeChoice) -> dict[str, int]:
     return {
         "num_kept": len(kept_whole(choice.kept)),
         "num_in_node": len(kept_in_node(choice.kept)),
@@ -74,7 +75,10 @@ def print_kept(answer: StepAnswer, stream: TextIO) -> None:
     for name, choice in answer.baselines.items():
         table.add_row(name, *kept_cells(choice))
     for name, excluded in answer.excluded.items():
-        table.add_row(name, *_excluded_cells(excluded))
+        time = f">= {ticks_to_us(excluded.bound.ticks) / 1000:,.3f}"
+        table.add_row(name, *_unsolved_cells(excluded, time, "not solved"))
+    for name, too_large in answer.too_large.items():
+        table.add_row(name, *_unsolved_cells(too_large, "", "no"))
     table.add_row("apsched", *kept_cells(answer.best))
     out = console(stream)
     out.print(table)
@@ -98,12 +102,12 @@ def kept_cells(choice: SolvedChoice) -> list[str]:
     ]
 
 
-def _excluded_cells(choice: ExcludedChoice) -> list[str]:
+def _unsolved_cells(choice: ExcludedChoice | TooLargeChoice, time: str, fits: str) -> list[str]:
     size = _size_of(choice)
     return [
         kept_count(size["num_kept"], size["num_in_node"]),
         show_bytes(choice.kept_bytes),
-        *("", "", f">= {ticks_to_us(choice.bound.ticks) / 1000:,.3f}", "", "not solved"),
+        *("", "", time, "", fits),
     ]
 
 

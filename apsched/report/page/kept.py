@@ -62,15 +62,14 @@ def _choices(keep: Mapping[str, Any]) -> str:
         for name, choice in (*keep["baselines"].items(), ("apsched", keep))
     ]
     excluded = [
-        (
-            name,
-            kept_count(choice["num_kept"], choice["num_in_node"]),
-            show_bytes(choice["kept_bytes"]),
-            *("", "", f"≥ {show_us(choice['bound_us'])}", "", "not solved"),
-        )
+        (name, *_unsolved_cells(choice, f"≥ {show_us(choice['bound_us'])}", "not solved"))
         for name, choice in keep.get("excluded", {}).items()
     ]
-    rows = [*solved[:-1], *excluded, solved[-1]]
+    too_large = [
+        (name, *_unsolved_cells(choice, "", "no"))
+        for name, choice in keep.get("too_large", {}).items()
+    ]
+    rows = [*solved[:-1], *excluded, *too_large, solved[-1]]
     head = ("choice", *_HEAD, "fits the cap")
     return f"<h3>Choices</h3>\n<div class=wide>{table(head, rows, best=len(rows) - 1)}</div>"
 
@@ -95,6 +94,14 @@ def _frontier(keep: Mapping[str, Any]) -> str:
     head = ("memory cap" if along else "memory", *_HEAD, "kept parameters")
     made = table(head, rows, text=(len(head) - 1,))
     return f"<h3>Memory against step time</h3>\n<div class=wide>{made}</div>"
+
+
+def _unsolved_cells(choice: Mapping[str, Any], time: str, fits: str) -> tuple[str, ...]:
+    return (
+        kept_count(choice["num_kept"], choice["num_in_node"]),
+        show_bytes(choice["kept_bytes"]),
+        *("", "", time, "", fits),
+    )
 
 
 _HEAD = ("kept", "kept bytes", "forward", "backward", "step", "peak memory")

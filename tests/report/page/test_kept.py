@@ -13,6 +13,7 @@ from apsched.problem.storage_origins import KEPT_ACROSS, storages_of
 from apsched.quantities import show_us
 from apsched.report.page import report_page
 from apsched.report.page.columns import page_data
+from apsched.report.page.kept import kept_section
 from apsched.schedule.memory import lifetimes
 
 
@@ -49,6 +50,16 @@ def test_the_section_has_every_choice_and_what_is_kept(solved: SolvedRun, direct
     assert "backend(budget=0.0, keep='auto')" in unescape(page)
     assert page.count("<h3>Memory against step time</h3>") == 1
     assert "kept from forward to backward up to" in page
+
+
+def test_choices_that_the_memory_cannot_hold_have_a_row(solved: SolvedRun) -> None:
+    assert solved.keep is not None
+    too_large = {"huge": {"num_kept": 3, "num_in_node": 0, "kept_bytes": 2**40}}
+    section = kept_section({**solved.keep, "too_large": too_large})
+    row = section[section.index('<th scope="row">huge</th>') :]
+    row = row[: row.index("</tr>")]
+    assert "<td>1.00 TiB</td>" in row
+    assert "<td>no</td>" in row
 
 
 def test_bytes_of_kept_tensors_have_a_label_of_their_own(solved: SolvedRun) -> None:
