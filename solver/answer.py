@@ -1,6 +1,6 @@
 """Inputs of the parts of the solver, their findings, and the answer made of these."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from apsched.config import SolveOptions
@@ -90,13 +90,15 @@ class Answer:
     hint: Hint | None = None
     """The schedule as the whole formulation has it."""
     fastest_ticks: int = 0
-    """Step time before later objectives used any slack."""
-    limit_ticks: int = 0
-    """Step time that the later objectives could cost."""
+    """The least step time found, also while later objectives used the slack; 0: that of
+    ``schedule``.
+    """
     peak_bound_bytes: int = 0
-    """Bound of the whole formulation, for schedules within that limit; 0 for none."""
+    """Bound of the whole formulation, for schedules within the slack of ``fastest_ticks``; 0 for
+    none.
+    """
     launches_bound: int = 0
-    """Bound of the whole formulation, for schedules within that limit and the peak found; 0 for
+    """Bound of the whole formulation, for schedules within that slack and the peak found; 0 for
     none.
     """
     deterministic_work: float = 0.0
@@ -118,6 +120,18 @@ def slack_limit(time_ticks: int, options: SolveOptions, made: tuple[Scored, ...]
     fastest = min((b.step_time_ticks for b in made if b.fits), default=None)
     limit = int(time_ticks * (1 + options.time_slack))
     return limit if fastest is None else max(time_ticks, min(limit, fastest))
+
+
+def within_slack(found: SolveResult, options: SolveOptions, ticks: int) -> SolveResult:
+    """Return ``found`` where a schedule with a step time of ``ticks`` is known, too: with the least
+    step time, and the limit of the slack over that.
+    """
+    fastest = min(ticks, found.fastest_ticks or ticks)
+    return replace(
+        found,
+        fastest_ticks=fastest,
+        time_limit_ticks=slack_limit(fastest, options, found.baselines),
+    )
 
 
 def near_enough(bound: TimeBound, options: SolveOptions) -> int:
@@ -144,13 +158,11 @@ def scored_start(instance: Instance, start: Schedule | None) -> Scored | None:
 
 def as_given(task: Task, given: Scored) -> Answer:
     """Return the answer that the schedule given is."""
-    time = given.step_time_ticks
     return Answer(
         schedule=given.schedule,
         bound=task.bound,
         solved_by=SolvedBy.START,
-        fastest_ticks=time,
-        limit_ticks=slack_limit(time, task.options, task.made),
+        fastest_ticks=given.step_time_ticks,
     )
 
 
@@ -158,7 +170,7 @@ def result_of(
     task: Task, answer: Answer, *, given: Scored | None, uncontended: Scored | None
 ) -> SolveResult:
     """Return the best of ``answer``, the baselines, the schedule ``given``, and the answer without
-    contention.
+    contention, within the slack of the fastest of all.
     """
     problem, caps = task.whole.instance.problem, task.whole.instance.caps
     if task.is_cut:  # where kernels are whole, compute is faster: only bounds for all orders hold
@@ -174,19 +186,18 @@ def result_of(
             answer,
             solved_by=f"{answer.solved_by} without contention",
             fastest_ticks=uncontended.step_time_ticks,
-            limit_ticks=slack_limit(uncontended.step_time_ticks, task.options, task.made),
         )
     others = task.made if given is None else (*task.made, given)
-    fastest = min((other.step_time_ticks for other in others if other.fits), default=None)
-    fits = scored is not None and scored.fits
-    if fastest is not None and not (fits and answer.fastest_ticks <= fastest):
-        answer = replace(answer, limit_ticks=slack_limit(fastest, task.options, others))
-    best = never_worse(scored, others, answer.limit_ticks)
-    return (
-        _infeasible(task, answer)
-        if best is None
-        else _found(task, answer, best, is_answer=best is scored)
-    )
+    fitting = [s for s in (scored, *others) if s is not None and s.fits]
+    if not fitting:
+        return _infeasible(task, answer)
+    fastest = min(s.step_time_ticks for s in fitting)
+    if answer.fastest_ticks and scored is not None and scored.fits:
+        fastest = min(fastest, answer.fastest_ticks)
+    answer = replace(answer, fastest_ticks=fastest)
+    limit = slack_limit(fastest, task.options, others)
+    best = least_memory_within(fitting, limit)
+    return _found(task, answer, best, limit, is_answer=best is scored)
 
 
 def _infeasible(task: Task, answer: Answer) -> SolveResult:
@@ -202,13 +213,15 @@ def _infeasible(task: Task, answer: Answer) -> SolveResult:
     )
 
 
-def _found(task: Task, answer: Answer, best: Scored, *, is_answer: bool) -> SolveResult:
+def _found(
+    task: Task, answer: Answer, best: Scored, limit_ticks: int, *, is_answer: bool
+) -> SolveResult:
     """Return the result; the bounds on memory and launches hold for every order that may be."""
     instance, floor = task.whole.instance, task.whole.floor
     if instance.caps.max_compute_move != 0:
         instance = replace(instance, arrays=without_places(instance.arrays))
     later = later_bounds(
-        instance, best, answer.limit_ticks, max(floor.bound_bytes, answer.peak_bound_bytes)
+        instance, best, limit_ticks, max(floor.bound_bytes, answer.peak_bound_bytes)
     )
     launches = answer.launches_bound if is_answer else 0  # proven for the peak of the answer
     return SolveResult.found(
@@ -218,7 +231,7 @@ def _found(task: Task, answer: Answer, best: Scored, *, is_answer: bool) -> Solv
         baselines=task.made,
         floor_memory_bytes=floor.peak_bytes,
         floor_bound_bytes=floor.bound_bytes,
-        fastest_ticks=answer.fastest_ticks or best.step_time_ticks,
+        fastest_ticks=answer.fastest_ticks,
         time_limit_ticks=later.limit_ticks,
         peak_bound_bytes=later.peak_bytes,
         launches_bound=max(later.launches, launches),
@@ -229,16 +242,12 @@ def _found(task: Task, answer: Answer, best: Scored, *, is_answer: bool) -> Solv
     )
 
 
-def never_worse(
-    scored: Scored | None, others: tuple[Scored, ...], limit_ticks: int
-) -> Scored | None:
+def least_memory_within(fitting: Sequence[Scored], limit_ticks: int) -> Scored:
     """Return the schedule with the least memory, of as many with the fewest launches, among
-    ``scored`` and ``others`` that fit, within ``limit_ticks`` or as fast as the fastest.
+    ``fitting``, within ``limit_ticks`` or as fast as the fastest.
     """
-    fitting = [s for s in (scored, *others) if s is not None and s.fits]
-    limit = max(limit_ticks, min((s.step_time_ticks for s in fitting), default=0))
+    limit = max(limit_ticks, min(s.step_time_ticks for s in fitting))
     return min(
         (s for s in fitting if s.step_time_ticks <= limit),
         key=lambda s: (s.peak_memory_bytes, s.num_launches, s.step_time_ticks),
-        default=None,
     )

@@ -49,21 +49,21 @@ def solve_large(task: Task, like: Scored | None = None) -> Answer:
     """Return the best schedule that the search finds; the buckets of ``like`` are tried, too."""
     at = task.fitting.instance
     search = climbed(task, like)
-    fastest = search.fastest(at.caps.memory_cap_bytes)
-    if fastest is None:
+    cap = at.caps.memory_cap_bytes
+    lower, fastest, time = None, None, search.fastest_ticks(cap)
+    while time is not None and time != fastest:  # on its way to less memory it may become faster
+        fastest, trade_offs = time, search.trade_offs(cap)
+        lower = search.least_memory(fastest, slack_limit(fastest, task.options, task.made))
+        time = search.fastest_ticks(cap)
+    if lower is None or fastest is None:
         least = just_in_time(at)
         schedule = expand(at, least.program) if least is not None else None
         return Answer(schedule=schedule, bound=task.bound, solved_by=SolvedBy.JUST_IN_TIME)
-    time = fastest.candidate.figures.step_time_ticks
-    limit = slack_limit(time, task.options, task.made)
-    trade_offs = search.trade_offs(at.caps.memory_cap_bytes)
-    lower = search.least_memory(time, limit)
     return Answer(
         schedule=expand(lower.instance, late_waits(lower.instance, lower.program())),
         bound=task.bound,
         solved_by=SolvedBy.SEARCH,
-        fastest_ticks=time,
-        limit_ticks=limit,
+        fastest_ticks=fastest,
         trade_offs=trade_offs,
     )
 

@@ -12,7 +12,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.result import BoundSource, Scored, SolvedBy, SolveResult
 from apsched.schedule.schedule import Schedule
-from apsched.solver.answer import Progress, near_enough, scored_start
+from apsched.solver.answer import Progress, near_enough, scored_start, within_slack
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.relaxed import without_places
 from apsched.solver.arrays.reordered import Orders
@@ -92,13 +92,13 @@ def _with_chains(
         found = interleaved(problem, caps, options, in_a_row, near_enough(bound, options))
     if found.best is None:
         least = least_known(problem, caps, options, floor_bound)
-        found = found if least is None else _of_least_memory(caps, found, least)
+        found = found if least is None else _of_least_memory(caps, options, found, least)
         if found.best is None:
             return _with_less_memory(problem, caps, options, found, least, floor_bound)
     given = scored_start(Instance.of(problem, caps), start)
     if given is not None and given.step_time_ticks < found.best.step_time_ticks:
-        ticks = given.step_time_ticks
-        found = replace(found, best=given, fastest_ticks=ticks, solved_by=SolvedBy.START)
+        found = replace(found, best=given, solved_by=SolvedBy.START)
+        found = within_slack(found, options, given.step_time_ticks)
     return _claimed(instance, options, _with_known_floor(found), bound)
 
 
@@ -113,7 +113,9 @@ def _too_little(caps: Caps, floor_bytes: int) -> bool:
     return caps.memory_cap_bytes is not None and caps.memory_cap_bytes < floor_bytes
 
 
-def _of_least_memory(caps: Caps, found: SolveResult, least: Scored) -> SolveResult:
+def _of_least_memory(
+    caps: Caps, options: SolveOptions, found: SolveResult, least: Scored
+) -> SolveResult:
     """Return ``found``, which has no schedule, with the least memory of merged chains, and that
     schedule, ``least``, as the answer where it fits.
     """
@@ -121,12 +123,8 @@ def _of_least_memory(caps: Caps, found: SolveResult, least: Scored) -> SolveResu
     found = replace(found, floor_memory_bytes=min(found.floor_memory_bytes, peak))
     if _too_little(caps, peak):
         return found
-    return replace(
-        found,
-        best=least,
-        fastest_ticks=least.step_time_ticks,
-        solved_by=SolvedBy.JUST_IN_TIME,
-    )
+    found = replace(found, best=least, solved_by=SolvedBy.JUST_IN_TIME)
+    return within_slack(found, options, least.step_time_ticks)
 
 
 def _with_less_memory(

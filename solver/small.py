@@ -187,16 +187,18 @@ def _solve_exactly(
     task.report("cp-sat, step time", time)
     if not is_proven:
         whole.options = replace(options, budget=options.budget * _SHARE_OF_LATER)
-    limit = slack_limit(time, options, task.made)
-    whole.model.limit_step_time(limit)
-    best = _smaller(whole, best, _smallest(search, mover, limit))
+    best, time = _smaller_start(task, whole, search, mover, best)
+    whole.model.limit_step_time(slack_limit(time, options, task.made))
     best, peak = whole.improved(whole.peak, best)
+    time = _still_within_slack(task, whole, best, time)
     task.report("cp-sat, peak", time)
     whole.model.limit_peak(whole.scored(best).peak_memory_bytes - kept_bytes)
     best, launches = whole.improved(whole.launches, best)
+    time = _still_within_slack(task, whole, best, time)
     whole.model.limit_launches(len(best.program.partition.buckets))
-    if limit > time:
+    if slack_limit(time, options, task.made) > time:
         best, _ = whole.improved(whole.step_time, best, bound.ticks)
+        time = _still_within_slack(task, whole, best, time)
     task.report("cp-sat, launches", time)
     moved = whole.moved(best)
     return Answer(
@@ -205,7 +207,6 @@ def _solve_exactly(
         bound=bound,
         solved_by=SolvedBy.CP_SAT if whole.gained else SolvedBy.SEARCH,
         fastest_ticks=time,
-        limit_ticks=limit,
         peak_bound_bytes=peak + kept_bytes if all_schedules else 0,
         launches_bound=launches if all_schedules else 0,
         deterministic_work=whole.deterministic_work,
@@ -216,6 +217,33 @@ def _solve_exactly(
 def _is_faster(time_ticks: int, than: Answer | None) -> bool:
     """Return whether a step time is less than that of ``than``, if that has a schedule."""
     return than is None or than.schedule is None or time_ticks < than.fastest_ticks
+
+
+def _still_within_slack(task: Task, whole: Formulation, found: Hint, fastest_ticks: int) -> int:
+    """Return the least step time, ``fastest_ticks`` or that of ``found``: where a later objective
+    found a faster schedule, the next ones keep to the slack of that.
+    """
+    time = whole.scored(found).step_time_ticks
+    if time < fastest_ticks:
+        whole.model.limit_step_time(slack_limit(time, task.options, task.made))
+    return min(time, fastest_ticks)
+
+
+def _smaller_start(
+    task: Task, whole: Formulation, search: Climb, mover: ComputeMover | None, best: Hint
+) -> tuple[Hint, int]:
+    """Return the schedule with the least memory of ``best`` and those of the search within the
+    slack of the fastest, and the step time of the fastest: the search may find a faster one on its
+    way to less memory.
+    """
+    time = whole.scored(best).step_time_ticks
+    front = search if mover is not None else search.base.front
+    while True:
+        smaller = _smallest(search, mover, slack_limit(time, task.options, task.made))
+        found = front.fastest(task.fitting.instance.caps.memory_cap_bytes)
+        if found is None or found.candidate.figures.step_time_ticks >= time:
+            return _smaller(whole, best, smaller), time
+        best, time = _hint(search, found, mover), found.candidate.figures.step_time_ticks
 
 
 def _smallest(search: Climb, mover: ComputeMover | None, limit_ticks: int) -> Hint | None:

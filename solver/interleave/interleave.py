@@ -14,6 +14,7 @@ from apsched.problem.permuted import brought_back, permuted
 from apsched.problem.problem import Problem
 from apsched.schedule.result import ALTERNATING, IN_A_ROW, Scored, SolveResult
 from apsched.schedule.score import score
+from apsched.solver.answer import within_slack
 from apsched.solver.interleave.least_memory import MERGES, merges_apart, moves_in_merge
 from apsched.solver.interleave.merge import Merge, merged
 from apsched.solver.solve import solve
@@ -57,27 +58,39 @@ def interleaved(
         replace(f.scored, name=ALTERNATING) for f in found if f.merge == Merge(by_turns=True)
     )
     best = min(found, key=_ticks, default=None)
-    if best is None:
-        return replace(in_a_row, best=row, baselines=rows)
-    if row is not None and best.scored.step_time_ticks < row.step_time_ticks:
+    if best is not None and row is not None and _ticks(best) < row.step_time_ticks:
         best = min((best, *_solved(problem, caps, options, best.merge)), key=_ticks)
-    if row is not None and row.fits and best.scored.step_time_ticks >= row.step_time_ticks:
-        return replace(in_a_row, best=row, baselines=rows)
-    return _of_merge(best, in_a_row, rows)
+    is_row = row is not None and row.fits and (best is None or row.step_time_ticks <= _ticks(best))
+    if best is None or is_row:
+        answer = replace(in_a_row, best=row, baselines=rows)
+    else:
+        answer = _of_merge(best, in_a_row, rows)
+    known = [_fastest_ticks(f) for f in (*found, best) if f is not None]
+    if row is not None and row.fits:
+        known.append(in_a_row.fastest_ticks)
+    return within_slack(answer, options, min(known)) if known else answer
 
 
 def _ticks(found: _Found) -> int:
     return found.scored.step_time_ticks
 
 
+def _fastest_ticks(found: _Found) -> int:
+    """Return the least step time of a merge; where the schedule takes another time in the problem,
+    that of the answer.
+    """
+    assert found.result.best is not None
+    exact = found.scored.step_time_ticks == found.result.best.step_time_ticks
+    return found.result.fastest_ticks if exact else found.scored.step_time_ticks
+
+
 def _of_merge(best: _Found, in_a_row: SolveResult, rows: tuple[Scored, ...]) -> SolveResult:
     """Return the answer to a merge as an answer to the problem."""
-    exact = best.scored.step_time_ticks == best.result.best.step_time_ticks  # type: ignore[union-attr]
     return replace(
         best.result,
         best=replace(best.scored, name="apsched"),
         baselines=rows,
-        fastest_ticks=best.result.fastest_ticks if exact else best.scored.step_time_ticks,
+        fastest_ticks=_fastest_ticks(best),
         floor_memory_bytes=min(best.result.floor_memory_bytes, in_a_row.floor_memory_bytes),
         solved_by=f"{best.result.solved_by}, chains merged {best.merge}",
     )

@@ -63,19 +63,17 @@ def construct(
     partition: Partition,
     policy: Policy,
     caps: Caps,
-    memory_cap_bytes: int | None = None,
 ) -> Program:
-    """Return the program that ``policy`` makes of ``partition``; ``memory_cap_bytes`` overrides the
-    cap to steer by.
+    """Return the program that ``policy`` makes of ``partition``, steered by the cap on memory of
+    ``caps``.
     """
     arrays = pricer.arrays
-    cap = caps.memory_cap_bytes if memory_cap_bytes is None else memory_cap_bytes
     p = partition
     operation, argument = lay_out(
         pricer.tables,
         fixed(arrays),
         base_times(arrays),
-        rules(arrays, policy, caps, cap),
+        rules(arrays, policy, caps, caps.memory_cap_bytes),
         p.bucket_of,
         p.member_begin,
         p.member_list,

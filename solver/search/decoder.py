@@ -1,7 +1,7 @@
 """The decoder lays out and evaluates a partition under a policy in one compiled call."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from apsched.config import Caps
 from apsched.solver.arrays.bucket_prices import (
@@ -101,13 +101,14 @@ class Decoder:
         )
 
     def program(self, labels: Ints, policy: Policy, steer_bytes: int | None) -> Program:
-        """Return the program that ``figures`` evaluates."""
+        """Return the program that ``figures`` evaluates: where ``steer_bytes`` is None, no cap on
+        memory steers it.
+        """
         return construct(
             self.pricer,
             self.pricer.partition_of(labels, policy.coalesced_of(len(labels))),
             policy,
-            self.caps,
-            steer_bytes,
+            replace(self.caps, memory_cap_bytes=steer_bytes),
         )
 
 

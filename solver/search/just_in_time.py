@@ -42,13 +42,8 @@ def just_in_time(instance: Instance) -> Floor | None:
     best: Floor | None = None
     for partition in partitions:
         for policy in JUST_IN_TIME:
-            program = construct(
-                pricer,
-                partition,
-                policy,
-                caps,
-                memory_cap_bytes=0 if policy.wait_reductions_at_once else None,
-            )
+            steer = 0 if policy.wait_reductions_at_once else caps.memory_cap_bytes
+            program = construct(pricer, partition, policy, replace(caps, memory_cap_bytes=steer))
             figures = evaluate(instance.arrays, program)
             if not _keeps(instance.arrays, program, figures, caps):
                 continue

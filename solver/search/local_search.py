@@ -219,11 +219,13 @@ class Search:
 
     def look_below(self, caps: Caps, stop_at_ticks: int) -> None:
         """Search under a tighter cap on prefetch as if it were the cap, and keep its best candidate
-        if that is better than the best here.
+        if that is better than the best here; its front joins the one here.
         """
-        below = self.within(caps, self.max_evaluations)
+        below = replace(self.within(caps, self.max_evaluations), front=Front())
         below.portfolio()
         below.improve(stop_at_ticks)
+        for found in below.front:
+            self.front.offer(self.instance, _kept_as_near(found.candidate, caps))
         if below.best is not None:
             self.consider(_kept_as_near(below.best, caps))
 

@@ -144,6 +144,9 @@ def test_what_is_found_under_tighter_prefetch_is_laid_out_the_same(seed: int) ->
         assert evaluate(small, search.program()) == search.best.figures
         found = before if below.best is None else below.step_time_ticks
         assert search.step_time_ticks == min(before, found)
+        for kept in search.front:
+            search.best = kept.candidate
+            assert evaluate(small, search.program()) == kept.candidate.figures
 
 
 def test_a_cap_on_prefetch_starts_from_buckets_of_several_blocks_and_from_tighter_caps() -> None:
