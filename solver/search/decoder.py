@@ -104,11 +104,12 @@ class Decoder:
         """Return the program that ``figures`` evaluates: where ``steer_bytes`` is None, no cap on
         memory steers it.
         """
+        steer = None if steer_bytes is None else max(steer_bytes, 0)  # lowered below nothing
         return construct(
             self.pricer,
             self.pricer.partition_of(labels, policy.coalesced_of(len(labels))),
             policy,
-            replace(self.caps, memory_cap_bytes=steer_bytes),
+            replace(self.caps, memory_cap_bytes=steer),
         )
 
 
