@@ -20,6 +20,7 @@ from apsched.capture.joint import capture_module
 from apsched.capture.keep import keep, keepable
 from apsched.errors import InputError
 from apsched.fx.node_shards import NodeGroup
+from apsched.fx.passes.checkpointing import save_regions_of_several_units
 from apsched.models.collectives import gather_shards, sum_gradient
 from apsched.models.mesh import ALONE, Group
 from apsched.models.own_modules import Read, gather_once, gather_when_read
@@ -43,14 +44,16 @@ def capture_fsdp2(model: nn.Module, inputs: Inputs) -> Capture:
     """Return forward and backward graph of ``model(*inputs)``, or ``model(**inputs)``; no memory of
     a device is taken, and ``model`` stays unchanged.
 
-    They are the same on all process ranks: shards count with their padding.
+    They are the same on all process ranks: shards count with their padding. Regions that the model
+    checkpoints are recomputed in backward, but for those with several units.
     """
 
     def trace() -> Capture:
         copy, given, kept = fake_step(model, inputs)
         _refuse_repeats(model, copy)
         name = type(copy).__name__
-        capture = capture_module(copy, given, source=name, kept_parameters=kept)
+        passes = (save_regions_of_several_units(_unit_of_parameters(model)),)
+        capture = capture_module(copy, given, source=name, kept_parameters=kept, passes=passes)
         return resharded(capture, model)
 
     return traced(trace)
@@ -137,6 +140,10 @@ def _by_name(
         for name in module._parameters
         if (id(module), name) in parameters
     }
+
+
+def _unit_of_parameters(model: nn.Module) -> dict[str, int]:
+    return {name: of.unit for name, of in _by_name(model, _policies(model)[0]).items()}
 
 
 def group_names_of(model: nn.Module) -> tuple[str, ...]:

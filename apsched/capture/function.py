@@ -100,7 +100,7 @@ def capture_own(
         raise InputError(
             f"{source}: activation checkpointing needs layers in a ModuleList or ModuleDict,"
             f" and {type(module).__name__} has none; leave it out, or call"
-            " torch.utils.checkpoint in the module"
+            " torch.utils.checkpoint with use_reentrant=False in the module, which is captured"
         )
     try:
         with quiet_fake_tensors():

@@ -12,6 +12,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from apsched.capture.captured import Capture, CapturedGraph, SavedBytes
+from apsched.capture.fake_values import with_missing_values
 from apsched.capture.module_stack import recorded_modules, shared_modules_named_once
 from apsched.fx.chains import mark_chains
 from apsched.fx.passes.checkpointing import saved_bytes
@@ -102,9 +103,10 @@ def capture_module(
         saved = SavedBytes(
             tagged=saved_bytes(forward, num_outputs), untagged=saved_bytes(untagged[0], num_outputs)
         )
-    forward = run_passes(forward, (tag_saved(num_outputs),)).module
+    forward = run_passes(with_missing_values(forward), (tag_saved(num_outputs),)).module
     graphs = [_captured("forward", forward, kept=forward.graph.find_nodes(op="placeholder"))]
     if backward is not None:
+        backward = with_missing_values(backward)  # torch makes nodes without: those of generators
         graphs.append(
             _captured("backward", backward, kept=passed_through(forward.graph, backward.graph))
         )

@@ -67,7 +67,7 @@ class UnitSettings:
     unshard_in_backward: bool
     """Otherwise it has embeddings alone, and backward does not read them. Other units that the
     schedule does not gather in backward are gathered all the same: eager code may read them there,
-    as activation checkpointing does, of which the graphs show nothing.
+    as activation checkpointing of regions with several units does.
     """
     reshard_after_backward: bool = True
     """Otherwise the next micro-batch finds the unit gathered."""

@@ -17,6 +17,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from apsched.fx.collectives import is_wait_tensor
+from apsched.torch_compat.checkpoints import checkpoints_as_tags
 from apsched.torch_compat.version import check_torch_version
 
 check_torch_version()
@@ -52,6 +53,25 @@ def _random_only_with_dropout() -> Iterator[None]:
         yield
     finally:
         partitioners.has_recomputable_rng_ops = original
+
+
+@contextlib.contextmanager
+def _states_as_tensors() -> Iterator[None]:
+    """Have dropout that is recomputed save the state of its generator as a tensor on any device,
+    and not take a generator as a further input of the graphs (torch/_functorch/partitioners.py,
+    functionalize_rng_ops).
+    """
+    from torch._functorch import config
+
+    with config.patch(graphsafe_rng_functionalization=False):
+        yield
+
+
+@contextlib.contextmanager
+def _as_captured() -> Iterator[None]:
+    """Have torch trace and recompute in the form that apsched captures."""
+    with checkpoints_as_tags(), _random_only_with_dropout(), _states_as_tensors():
+        yield
 
 
 def _is_seeded(node: Any) -> bool:
@@ -120,7 +140,7 @@ def partitioned_graphs(
         return compiler
 
     def trace(**options: Any) -> None:
-        with contextlib.ExitStack() as stack, _random_only_with_dropout(), _without_code():
+        with contextlib.ExitStack() as stack, _as_captured(), _without_code():
             joint = aot_export_joint_with_descriptors(
                 stack, module, inputs, decompositions={}, **options
             )

@@ -4,6 +4,7 @@ Tags are those that ``torch.utils.checkpoint`` leaves when Dynamo traces it (``r
 ``ac_graph_id``).
 """
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,8 @@ from apsched.fx.graph_copies import copied
 from apsched.fx.passes.parameters import gather_nodes, is_backward, mark_parameters
 from apsched.fx.passes.run_passes import Pass, PassList
 from apsched.torch_compat.sizes import same_sizes
+
+logger = logging.getLogger(__name__)
 
 _ATTENTION = "_scaled_dot_product_"
 _PRODUCTS = ("mm", "addmm", "bmm", "_grouped_mm")
@@ -70,7 +73,8 @@ def checkpoint_activations(layers: Sequence[str], *, selective: bool = False) ->
 
     All of a layer is recomputed, or with ``selective`` all but its expensive nodes: attention,
     reductions over process ranks, every second matrix product (TorchTitan's choice), and the first
-    residual sum, from which the second half of a layer starts.
+    residual sum, from which the second half of a layer starts. In these layers that takes the place
+    of checkpointing that the model does itself.
     """
     if not layers:
         return ()
@@ -86,6 +90,7 @@ def checkpoint_activations(layers: Sequence[str], *, selective: bool = False) ->
 
 def _tag(joint: GraphModule, numbers: Mapping[str, int], *, selective: bool) -> None:
     products, summed = 0, set()
+    own = any("ac_graph_id" in node.meta for node in joint.graph.nodes)
     for node in joint.graph.nodes:
         stack = list(node.meta.get("nn_module_stack") or ())
         layer = next((name for name in stack if name in numbers), None)
@@ -96,10 +101,54 @@ def _tag(joint: GraphModule, numbers: Mapping[str, int], *, selective: bool) -> 
         if first_sum:
             summed.add(layer)
         save = selective and (first_sum or _is_heavy(node, products))
-        node.meta["ac_graph_id"] = numbers[layer]
+        node.meta["ac_graph_id"] = layer if own else numbers[layer]
         node.meta["recompute"] = (
             CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
         )
+    if own:
+        _number(joint)
+
+
+def _number(joint: GraphModule) -> None:
+    """Number the regions of ``joint``, layers and those that the model checkpoints itself, in the
+    order in which they run: the partitioner saves the results between a region and a later one.
+    """
+    places: dict[object, int] = {}
+    for node in joint.graph.nodes:
+        if "ac_graph_id" in node.meta:
+            region = node.meta["ac_graph_id"]
+            node.meta["ac_graph_id"] = places.setdefault(region, len(places))
+
+
+def save_regions_of_several_units(unit_of: Mapping[str, int]) -> Pass:
+    """Return the pass that has backward recompute no region with parameters of several units of
+    FSDP2, and logs it; ``unit_of`` has parameter -> unit.
+
+    Eager FSDP2 gathers these units once for the recomputation and once more for their backward, in
+    two orders; its settings are about one.
+    """
+
+    def run(module: GraphModule) -> GraphModule:
+        result = copied(module)
+        units: dict[object, set[int]] = {}
+        for node, name in gather_nodes(result.graph).items():
+            if "ac_graph_id" in node.meta and name in unit_of:
+                units.setdefault(node.meta["ac_graph_id"], set()).add(unit_of[name])
+        wide = {region for region, found in units.items() if len(found) > 1}
+        for node in result.graph.nodes:
+            if node.meta.get("ac_graph_id") in wide:
+                del node.meta["ac_graph_id"], node.meta["recompute"]
+        if wide:
+            logger.warning(
+                "%d checkpointed regions have several units of fully_shard each: FSDP2 gathers"
+                " these units twice in backward, which is not priced; memory counts all"
+                " activations of the regions, which is too much, and time no recomputation; for"
+                " exact numbers call fully_shard on each region, and on no module in it",
+                len(wide),
+            )
+        return result
+
+    return Pass(name="save_regions_of_several_units", run=run)
 
 
 def _is_heavy(node: Node, products: int) -> bool:

@@ -1,5 +1,7 @@
 """Contracts of the functions that capture and rewrite graphs."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
@@ -8,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from apsched.names import second_name
+from apsched.torch_compat import checkpoints as checkpoints
 from apsched.torch_compat import effects as effects
 from apsched.torch_compat import graphs as private
 from apsched.torch_compat import partition as partition
@@ -365,6 +368,53 @@ def _partitioned_graphs() -> None:
     expect(
         ["tanh" in str(n.target) for n in saved] == [True],
         "it saves the values that it is given, and inputs",
+    )
+
+
+@contract("checkpoints_as_tags")
+def _checkpoints_as_tags() -> None:
+    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+    def selective() -> Any:
+        return create_selective_checkpoint_contexts([aten.sin.default])  # type: ignore[no-untyped-call]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = checkpoint(lambda y: (y * self.scale).tanh().exp(), x, use_reentrant=False)
+            x = checkpoint(lambda y: y.sin().cos(), x, use_reentrant=False, context_fn=selective)
+            return (x * self.scale).sum()
+
+    tags: list[tuple[str, object, object]] = []
+
+    def prepare(joint: GraphModule) -> GraphModule:
+        tags.extend(
+            (node.target.name(), node.meta.get("ac_graph_id"), node.meta.get("recompute"))
+            for node in joint.graph.nodes
+            if node.op == "call_function"
+        )
+        return joint
+
+    original = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+    partition.partitioned_graphs(Model(), (torch.ones(4),), prepare, lambda _: False, lambda _: [])
+    policy = torch.utils.checkpoint.CheckpointPolicy
+    expect(
+        [tag for tag in tags if tag[1] is not None and tag[0] != "aten::detach"]
+        == [
+            ("aten::mul.Tensor", 0, policy.PREFER_RECOMPUTE),
+            ("aten::tanh", 0, policy.PREFER_RECOMPUTE),
+            ("aten::exp", 0, policy.PREFER_RECOMPUTE),
+            ("aten::sin", 1, policy.MUST_SAVE),
+            ("aten::cos", 1, policy.PREFER_RECOMPUTE),
+        ],
+        "nodes of a region are tagged once, by number and by policy, and no others",
+    )
+    expect(
+        torch.utils.checkpoint._checkpoint_without_reentrant_generator is original,
+        "and afterwards torch checkpoints as before",
     )
 
 
