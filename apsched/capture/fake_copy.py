@@ -167,11 +167,24 @@ def traced(trace: Callable[[], T]) -> T:
             " the model skip the branch where torch.compiler.is_compiling() is true"
         ) from error
     except Exception as error:
+        refuse_reentrant(error)
         text = (str(error).strip().splitlines() or [""])[0][:300]
         raise InputError(
             "expected a model that runs, and that AOTAutograd can trace, with these inputs, found"
             f" {type(error).__name__}: {text}; hand in inputs as the model gets them (a mapping for"
             " inputs by name)"
+        ) from error
+
+
+def refuse_reentrant(error: Exception) -> None:
+    """Raise ``InputError`` where ``error`` is that of reentrant checkpointing, whose backward runs
+    an autograd of its own, which no tracer follows (torch/utils/checkpoint.py, CheckpointFunction).
+    """
+    if "use_reentrant=True" in str(error):
+        raise InputError(
+            "expected torch.utils.checkpoint with use_reentrant=False, found use_reentrant=True,"
+            " which cannot be captured; pass use_reentrant=False where the model calls it (of"
+            " checkpoint_wrapper: checkpoint_impl=CheckpointImpl.NO_REENTRANT)"
         ) from error
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from apsched.capture.captured import Capture
+from apsched.capture.fake_copy import refuse_reentrant
 from apsched.capture.fake_world import world
 from apsched.capture.fsdp2 import fake_step, has_units, resharded
 from apsched.capture.micro_batches import MicroBatchChoice
@@ -117,6 +118,7 @@ def capture_own(
     except ApschedError:
         raise
     except Exception as error:
+        refuse_reentrant(error)
         raise InputError(
             f"{source}: expected a module that AOTAutograd can trace with these inputs, found"
             f" {_error_text(error)}"

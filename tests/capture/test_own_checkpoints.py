@@ -177,6 +177,19 @@ def test_a_context_that_is_no_dispatch_mode_is_refused():
         captured(Stack(call))
 
 
+def test_reentrant_checkpointing_is_refused_with_its_remedy():
+    """In the capture of a module, and in that of a model with units."""
+    advice = "found use_reentrant=True, which cannot be captured; pass use_reentrant=False"
+    stack, inputs = Stack(partial(checkpoint, use_reentrant=True)), (torch.randn(ROWS, WIDTH),)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), stack)
+    with pytest.raises(InputError, match=advice):
+        capture_own(model, inputs, source="stack", num_ranks=None, mesh=None)
+    with world(2):
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        with pytest.raises(InputError, match=advice):
+            apsched.tune_fsdp2(model, inputs, budget=0)
+
+
 def test_torch_checkpoints_as_before_behind_a_capture():
     before = eager_bytes(Stack(recomputed))
     captured(Stack(recomputed))
