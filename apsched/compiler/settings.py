@@ -192,20 +192,22 @@ class Settings:
         _ = self.solve_request, self.stated_hints, self.answers, self.starts
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> "Settings":
+    def of(cls, settings: Mapping[str, Any], *, unused: Iterable[str] = ()) -> "Settings":
         """Return the settings with these names and values; ``InputError`` for an unknown name.
 
         ``caps`` (:class:`apsched.Caps`) and ``options`` (:class:`apsched.SolveOptions`) state
-        several settings in one record, as in :func:`apsched.optimize`.
+        several settings in one record, as in :func:`apsched.optimize`. The message names none of
+        ``unused``.
         """
         settings = _without_records(settings)
         known = [field.name for field in fields(cls)]
         for name in settings:
             if name not in known:
-                near = difflib.get_close_matches(name, [*known, *_RECORDS], n=1)
+                shown = [one for one in known if one not in unused]
+                near = difflib.get_close_matches(name, [*shown, *_RECORDS], n=1)
                 raise InputError(
                     f"expected a setting, found {name!r}; "
-                    + (f"did you mean {near[0]!r}?" if near else ", ".join(known))
+                    + (f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(shown)}")
                 )
         return cls(**settings)
 

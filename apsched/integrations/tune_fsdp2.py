@@ -1,5 +1,6 @@
 """``tune_fsdp2``: eager FSDP2 set up by a solved schedule, in the job and in one call."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -136,9 +137,7 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
         with ``on_error="raise"``, where the model cannot be captured or FSDP2 cannot follow the
         schedule; nothing is set then, on any process rank.
     """
-    if refused := next((name for name in _REFUSED if name in settings), None):
-        raise InputError(f"{refused}: expected no such setting, found one; eager FSDP2 decides it")
-    chosen = Settings.of(settings | _FIXED)
+    chosen = _chosen(settings)
     model = uncompiled(model)
     given = inputs_of(inputs)
 
@@ -165,6 +164,19 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
     units = running_units(units_of(model), results[0].problem)
     applied = apply_to_units(model, units, solved_graphs(results))
     return Fsdp2Tuning(settings=applied, results=results)
+
+
+def _chosen(settings: Mapping[str, Any]) -> Settings:
+    if refused := next((name for name in _REFUSED if name in settings), None):
+        raise InputError(f"{refused}: expected no such setting, found one; eager FSDP2 decides it")
+    if "keep" in settings:
+        raise InputError(
+            "keep: expected no such setting, found one; parameters stay gathered as"
+            " reshard_after_forward of fully_shard says; for another choice solve the step,"
+            " apsched.solve_step(model, inputs, keep=..., plan=fsdp2_plan(model, *graphs),"
+            " caps=apsched.Caps(max_compute_move=0)), and call apply_fsdp2 with its results"
+        )
+    return Settings.of({**settings, **_FIXED}, unused=_REFUSED)
 
 
 def _agreement(model: nn.Module, settings: Settings) -> GraphAgreement | None:

@@ -14,6 +14,7 @@ import apsched
 from apsched.capture.fake_world import world
 from apsched.capture.fsdp2 import capture_fsdp2
 from apsched.compiler import eager_parallel
+from apsched.integrations import tune_fsdp2
 from apsched.integrations.tune_fsdp2 import Fsdp2Tuning
 from tests.helpers.graphs.small_models import Residual
 from tests.helpers.processes import WORKERS, Job, run_jobs
@@ -167,6 +168,11 @@ def test_what_cannot_be_tuned_is_refused():
             apsched.tune_fsdp2(Residual(), torch.zeros(1, 2, dtype=torch.long))
         with pytest.raises(apsched.InputError, match="plan: expected no such setting"):
             apsched.tune_fsdp2(Residual(), (), plan="plan.toml")
+        with pytest.raises(apsched.InputError, match=r"keep: .* solve the step, .* apply_fsdp2"):
+            apsched.tune_fsdp2(Residual(), (), keep="auto")
+        with pytest.raises(apsched.InputError, match="'zzzz'; settings are cluster, ") as error:
+            apsched.tune_fsdp2(Residual(), (), zzzz=1)
+        assert not {*tune_fsdp2._REFUSED} & {*str(error.value).split("; ")[1].split(", ")}
         model, mesh = Residual(), init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
         model.output.weight = nn.Parameter(
             distribute_tensor(torch.zeros(11, 8), mesh["tp"], [Shard(0)])
