@@ -67,8 +67,9 @@ def prefetch_lists(hooks: Sequence[Hook], launches: Sequence[Launch]) -> dict[st
         if slot < 0:
             raise InputError(
                 f"the schedule gathers {launch.unit} before {hooks[0].unit}, and FSDP2 gathers the"
-                " unit that runs first before all others; give the root module no parameters of"
-                " its own (fully_shard on each of its children), and it can"
+                " unit that runs first before all others; call tune_fsdp2, which solves in that"
+                " order, or give the root module no parameters of its own (fully_shard on each of"
+                " its children)"
             )
         lists[hooks[slot].unit].append(launch.unit)
         latest = slot
