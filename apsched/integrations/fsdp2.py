@@ -34,6 +34,7 @@ from apsched.integrations.fsdp2_units import (
     units_of,
 )
 from apsched.integrations.prefetch_order import Hook, Launch, prefetch_lists
+from apsched.integrations.unit_order import reduced_as_units_run
 from apsched.kinds import CollectiveKind
 from apsched.pipeline.result import Result
 from apsched.problem.build import build_problem
@@ -104,14 +105,21 @@ def apply_fsdp2(
         then.
     """
     model = uncompiled(model)
-    return apply_to_units(model, units_of(model), solved_graphs(solved))
+    if not isinstance(solved, str | PathLike):
+        solved = [solved] if isinstance(solved, Result) else list(solved)
+    return apply_to_units(model, units_of(model), solved_graphs(solved), _memory_cap(solved))
 
 
 def apply_to_units(
-    model: nn.Module, units: Sequence[Unit], graphs: Mapping[str, Solved]
+    model: nn.Module,
+    units: Sequence[Unit],
+    graphs: Mapping[str, Solved],
+    memory_cap_bytes: int | None = 0,
 ) -> Fsdp2Settings:
-    """Set up the ``units`` of ``model`` by the schedules of ``graphs``, as :func:`apply_fsdp2`."""
-    settings = fsdp2_settings(units, graphs)
+    """Set up the ``units`` of ``model`` by the schedules of ``graphs``, as :func:`apply_fsdp2`;
+    ``memory_cap_bytes`` is the cap of backward.
+    """
+    settings = fsdp2_settings(units, graphs, memory_cap_bytes=memory_cap_bytes)
     check_same_model(model, graphs["forward"][0])
     check_resharded(units, settings)
     set_up(model, units, settings)
@@ -179,12 +187,15 @@ def fsdp2_settings(
     solved: Mapping[str, Solved],
     first: Problem | None = None,
     kept: Collection[str] | None = None,
+    memory_cap_bytes: int | None = 0,
 ) -> Fsdp2Settings:
     """Return the settings of the units; ``solved`` are the schedules by graph: ``forward``,
     and ``backward`` where there is one.
 
     With several micro-batches ``first`` is the forward graph of the first one, which gathers all
-    units, and ``kept`` has the parameters that are kept from forward to backward.
+    units, and ``kept`` has the parameters that are kept from forward to backward. Reductions in
+    another order than that of FSDP2 are moved where memory stays within the peak of the schedule or
+    ``memory_cap_bytes``.
     """
     by_parameter = {name: unit for unit in units for name in unit.parameters}
     problem, schedule = solved["forward"]
@@ -204,7 +215,8 @@ def fsdp2_settings(
     if "backward" in solved:
         order = backward_order(units, names, ends)
         behind, gathered = _backward(units, order, solved["backward"], by_parameter)
-        buffers = _reductions_in_flight(*solved["backward"], by_parameter, names)
+        reduced = _reduced_as_fsdp2(*solved["backward"], by_parameter, names, memory_cap_bytes)
+        buffers = _reductions_in_flight(solved["backward"][0], reduced)
         _refuse_kept_in_part(whole, solved["backward"][0], units, kept)
         in_node = _resharded_units(whole, solved["backward"][0], units)
     saved = {unit.name for unit in units if unit.name not in gathered and _is_saved(whole, unit)}
@@ -270,25 +282,39 @@ def _backward_need(unit: Unit, units: Sequence[Unit], needs: Mapping[str, int]) 
     return min(inside, default=None)
 
 
-def _reductions_in_flight(
-    problem: Problem, schedule: Schedule, by_parameter: Mapping[str, Unit], forward: Sequence[str]
-) -> int:
-    """Return the number of reduce-scatters that hold their input at once; their order must be that
-    in which backward ends.
+def _reduced_as_fsdp2(
+    problem: Problem,
+    schedule: Schedule,
+    by_parameter: Mapping[str, Unit],
+    forward: Sequence[str],
+    memory_cap_bytes: int | None,
+) -> Schedule:
+    """Return ``schedule`` with the reductions in the order in which backward ends, as FSDP2 runs
+    them.
     """
     launches: Sequence[Launch] = launches_of(
         problem, schedule, CollectiveKind.REDUCE_SCATTER, by_parameter
     )
     order = [launch.unit for launch in launches]
     expected = [name for name in reversed(forward) if name in order]
-    if order != expected:
+    if order == expected:
+        return schedule
+    units = {unit.name: unit.parameters for unit in by_parameter.values()}
+    in_order = [units[name] for name in expected]
+    moved = reduced_as_units_run(problem, schedule, in_order, memory_cap_bytes)
+    if moved is None:
         k = next(k for k, (a, b) in enumerate(zip(order, expected, strict=True)) if a != b)
         raise InputError(
             f"backward: FSDP2 reduces each unit when its backward has ended, {expected[k]} before"
-            f" {order[k]}, and the schedule the other way round; nearest is the order of the graph:"
-            " solve with --bitwise (bitwise=True in Python), or call tune_fsdp2, which takes the"
-            " order of FSDP2"
+            f" {order[k]}, and the schedule the other way round; in the order of FSDP2 it needs"
+            " more memory than it has; call tune_fsdp2, which solves in that order, or solve with a"
+            " higher memory cap"
         )
+    return moved
+
+
+def _reductions_in_flight(problem: Problem, schedule: Schedule) -> int:
+    """Return the number of reduce-scatters that hold their input at once."""
     alone = {c.start: c.wait for c in movable(problem, CollectiveKind.REDUCE_SCATTER)}
     starts = {wait: start for start, wait in alone.items()}
     reduces = [
@@ -377,6 +403,21 @@ def _set_buffers(model: nn.Module, count: int) -> None:
             " setting for it)",
             count,
         )
+
+
+def _memory_cap(solved: Sequence[Result] | str | PathLike[str]) -> int | None:
+    """Return the memory cap that backward was solved under, in bytes: ``None`` without a cap, 0
+    where a directory does not say it.
+    """
+    if not isinstance(solved, str | PathLike):
+        caps = (one.caps.memory_cap_bytes for one in solved if one.problem.name == "backward")
+        return next(caps, None)
+    try:
+        graphs = json.loads((Path(solved) / RESULT_FILE).read_text(encoding="utf-8"))["graphs"]
+        cap = next(one["memory_cap_bytes"] for one in graphs if one["name"] == "backward")
+        return None if cap is None else int(cap)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
+        return 0
 
 
 def solved_graphs(solved: Result | Iterable[Result] | str | PathLike[str]) -> dict[str, Solved]:

@@ -53,6 +53,22 @@ def as_units_run(problem: Problem, caps: Caps, answer: SolveResult, units: Units
     )
 
 
+def reduced_as_units_run(
+    problem: Problem, schedule: Schedule, units: Units, memory_cap_bytes: int | None
+) -> Schedule | None:
+    """Return ``schedule`` with its reductions in the order of ``units``; ``None`` where that breaks
+    a data dependence, or takes more memory than both the schedule and ``memory_cap_bytes`` (of
+    which ``None`` is no cap).
+    """
+    moved = _reduced_in_order(problem, schedule, units)
+    if verify(problem, moved, Caps()):
+        return None
+    if memory_cap_bytes is None:
+        return moved
+    before, behind = (scored(problem, "", one).peak_memory_bytes for one in (schedule, moved))
+    return moved if behind <= max(before, memory_cap_bytes) else None
+
+
 def _moved(problem: Problem, caps: Caps, one: Scored, units: Units) -> Scored:
     """Return ``one`` with the units as FSDP2 runs them; with the caps or data dependences that this
     breaks as its violations, where it cannot be.

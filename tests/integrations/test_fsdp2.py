@@ -23,7 +23,9 @@ from apsched.fx.node_shards import node_groups
 from apsched.graph.export.export import export_graph
 from apsched.graph.graph_file import save_graph
 from apsched.integrations.fsdp2 import apply_fsdp2, fsdp2_plan, refuse_moved_compute
+from apsched.integrations.fsdp2_units import launches_of, units_of
 from apsched.integrations.prefetch_order import Hook, Launch, prefetch_lists
+from apsched.kinds import CollectiveKind
 from apsched.models.layers import FeedForward
 from apsched.models.mesh import MeshSpec, build_meshes
 from apsched.models.options import ModelOptions
@@ -32,6 +34,7 @@ from apsched.names import in_node
 from apsched.pipeline.result import Result
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
+from tests.helpers.graphs.unit_layouts import layout
 from tests.helpers.processes import WORKERS, run_sizes
 
 CASES = ("free", "near", "kept", "some kept")
@@ -360,3 +363,44 @@ def test_a_choice_under_the_plan_of_the_units_keeps_whole_units(model):
         kept.append({one.name for one in settings.units if not one.reshard_after_forward})
     assert kept[0] == {"layers.1"}
     assert kept[-1] == {"layers.0", "layers.1"}
+
+
+@pytest.mark.parametrize("bitwise", [False, True])
+def test_a_root_reduced_first_by_the_schedule_is_reduced_last(bitwise):
+    """With a frozen embedding the root's gradients are the first; under the plan of the units and
+    the buckets of bitwise mode, which are the same here.
+    """
+    with world(2):
+        model = layout(frozen=True)()
+        graphs = apsched.capture(model, (torch.zeros(4, 8, dtype=torch.long),))
+        results = [
+            apsched.solve(
+                graph,
+                plan=fsdp2_plan(model, graph),
+                max_compute_move=0,
+                bitwise=bitwise,
+                budget=0.0,
+            )
+            for graph in graphs
+        ]
+        settings = apply_fsdp2(model, results)
+        assert settings.units[0].name == "(root)"
+        by_parameter = {name: unit for unit in units_of(model) for name in unit.parameters}
+        backward = results[1]
+        kind = CollectiveKind.REDUCE_SCATTER
+        reduced = launches_of(backward.problem, backward.schedule, kind, by_parameter)
+        assert reduced[0].unit == "(root)", "the schedule itself has it first"
+
+
+def test_an_order_of_reductions_that_breaks_the_cap_is_refused_with_advice():
+    """Where neither the peak of the schedule nor the cap has room for the order of FSDP2."""
+    with world(2):
+        model = layout(frozen=True)()
+        graphs = apsched.capture(model, (torch.zeros(1, 1, dtype=torch.long),))
+        plans = [fsdp2_plan(model, graph) for graph in graphs]
+        results = [
+            apsched.solve(graph, plan=plan, max_compute_move=0, budget=0.0, memory_cap="floor")
+            for graph, plan in zip(graphs, plans, strict=True)
+        ]
+        with pytest.raises(InputError, match=r"in the order of FSDP2 it needs more memory .* tune"):
+            apply_fsdp2(model, results)

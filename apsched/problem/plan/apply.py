@@ -64,12 +64,15 @@ class Demands:
 
 def restricted(problem: Problem, plan: Plan, *, bitwise: bool = False) -> Problem:
     """Return ``problem`` under ``plan``, and with ``bitwise`` in bitwise mode; the same problem
-    where nothing is about it.
+    where nothing is about it. A group of the plan with the members of a bitwise bucket is that
+    bucket.
     """
     demanded = demands(problem, plan)
     if bitwise and (units := fsdp_units(problem)):
         rule = len(demanded.rules)
         demanded.rules.append(BITWISE_RULE)
+        buckets = {frozenset(unit) for unit in units}
+        demanded.groups = [g for g in demanded.groups if frozenset(g.members) not in buckets]
         demanded.groups += [
             Group(members=unit, closed=True, rule=rule, payload=tuple(range(len(unit))))
             for unit in units

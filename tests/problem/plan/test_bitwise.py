@@ -289,3 +289,18 @@ def test_gradients_are_bit_for_bit_those_of_fsdp2_s_reductions(tmp_path: Path) -
         assert report["units"] == 3
         assert report["gradients"] == 2 * 9 + 3
         assert report["unequal"] == 0
+
+
+def test_a_group_of_the_plan_with_the_members_of_a_bucket_is_that_bucket() -> None:
+    """In the payload order of the unit; another group of its members is none."""
+    problem = gradients([f"layers.{i}.{w}" for i in range(2) for w in "ab"])
+    units = Rule(match=r"layers\.(\d)\..*", group=True, by=r"\1", closed=True)
+    both = restricted(problem, Plan((units,)), bitwise=True)
+    alone = restricted(problem, Plan(), bitwise=True)
+    asked, wanted = (
+        [replace(c.restriction, rules=()) for c in one.collectives] for one in (both, alone)
+    )
+    assert asked == wanted
+    across = Rule(match=r"layers\..*\.a", group=True, closed=True)
+    with pytest.raises(InputError, match="would be in two groups"):
+        restricted(problem, Plan((across,)), bitwise=True)
