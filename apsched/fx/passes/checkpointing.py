@@ -124,7 +124,9 @@ def save_regions_of_several_units(unit_of: Mapping[str, int]) -> Pass:
     """Return the pass that has backward recompute no region with parameters of several units of
     FSDP2, and logs it; ``unit_of`` has parameter -> unit.
 
-    Eager FSDP2 gathers these units once for the recomputation and once more for their backward, in
+    The result of a region that forward reads behind it is saved, as in eager torch: recomputed for
+    the head, it would have the last region gathered before the head. Eager FSDP2 gathers the units
+    of a wider region once for the recomputation and once more for their backward, in
     two orders; its settings are about one.
     """
 
@@ -138,6 +140,8 @@ def save_regions_of_several_units(unit_of: Mapping[str, int]) -> Pass:
         for node in result.graph.nodes:
             if node.meta.get("ac_graph_id") in wide:
                 del node.meta["ac_graph_id"], node.meta["recompute"]
+            elif "ac_graph_id" in node.meta and any(map(_is_outside, node.users)):
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         if wide:
             logger.warning(
                 "%d checkpointed regions have several units of fully_shard each: FSDP2 gathers"
@@ -149,6 +153,11 @@ def save_regions_of_several_units(unit_of: Mapping[str, int]) -> Pass:
         return result
 
     return Pass(name="save_regions_of_several_units", run=run)
+
+
+def _is_outside(user: Node) -> bool:
+    """Return whether ``user`` is a call of forward in no region."""
+    return user.op == "call_function" and "ac_graph_id" not in user.meta and not is_backward(user)
 
 
 def _is_heavy(node: Node, products: int) -> bool:
