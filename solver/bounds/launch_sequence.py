@@ -32,6 +32,8 @@ _MOST_CELLS = 2000
 """Cells into which the bytes of a stream are divided."""
 _MOST_LABELS = 64
 """Pairs of tail and copied cells that are kept at a position."""
+_MOST_DIVIDED = 8
+"""Sizes, those with the most bytes in all, whose parts are tried as a cell."""
 _FEW = 3
 """The largest collectives, where they are so few, are counted: each is launched alone once."""
 _STEPS = (0.01, 0.02, 0.04, 0.08)
@@ -201,7 +203,7 @@ def _cell_bytes(size_bytes: Floats) -> float:
     total = float(sizes @ counts)
     least = total / _MOST_CELLS
     best, most = least, -1.0
-    for size in sizes.tolist():
+    for size in sizes[np.argsort(-sizes * counts, kind="stable")][:_MOST_DIVIDED].tolist():
         for parts in range(1, max(int(size / least), 1) + 1):
             cell = max(size / parts, least)
             left = float((np.floor(sizes / cell + 1e-9) * cell) @ counts)

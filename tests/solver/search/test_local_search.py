@@ -16,6 +16,7 @@ from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.large import thirds
 from apsched.solver.program.evaluate import evaluate
 from apsched.solver.reorder.min_memory import least_memory
+from apsched.solver.search.front import Front
 from apsched.solver.search.launch_policy import Policy
 from apsched.solver.search.local_search import Search
 from apsched.solver.search.neighbourhood import CHANGE, CUT, JOIN, Move, TriedMoves, apply
@@ -137,7 +138,7 @@ def test_what_is_found_under_tighter_prefetch_is_laid_out_the_same(seed: int) ->
     if search.best is not None:
         before = search.best.figures.step_time_ticks
         tight = replace(caps, max_prefetch=2)
-        below = search.within(tight, 300)
+        below = replace(search.within(tight, 300), front=Front())
         below.portfolio()
         below.improve(0)
         search.look_below(tight, 0)
