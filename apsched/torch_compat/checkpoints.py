@@ -17,6 +17,13 @@ from apsched.torch_compat.version import check_torch_version
 check_torch_version()
 
 _TAGS = ("recompute", "ac_graph_id")
+_GENERATORS = (
+    "_checkpoint_without_reentrant_generator_impl",
+    "_checkpoint_without_reentrant_generator",
+)
+"""The function that ``checkpoint`` calls: the first where there is one (from torch 2.15 on), with
+``context_fn`` as a keyword, else the second, with ``context_fn`` as its third argument.
+"""
 
 
 @contextmanager
@@ -28,7 +35,7 @@ def checkpoints_as_tags() -> Iterator[None]:
     and then saves all activations. Here each node of a region gets ``meta["recompute"]`` (that of
     its selective policy, if there is one) and ``meta["ac_graph_id"]``, the number of the region; a
     region within a region belongs to the outer one. Checkpoints that Dynamo has wrapped stay as
-    they are (torch/utils/checkpoint.py, _checkpoint_without_reentrant_generator;
+    they are (torch/utils/checkpoint.py, :data:`_GENERATORS`;
     torch/_higher_order_ops/wrap.py, TagActivationCheckpoint).
 
     Raises
@@ -38,15 +45,17 @@ def checkpoints_as_tags() -> Iterator[None]:
         under torch.compile.
     """
     checkpoints: Any = importlib.import_module("torch.utils.checkpoint")
-    original = checkpoints._checkpoint_without_reentrant_generator
+    name = next(name for name in _GENERATORS if hasattr(checkpoints, name))
+    original = getattr(checkpoints, name)
     numbers = count()
     inside = False
 
-    def generator(fn: Any, preserve: Any, context_fn: Any, *rest: Any, **options: Any) -> Any:
+    def generator(fn: Any, *given: Any, **options: Any) -> Any:
         nonlocal inside
+        context_fn = options["context_fn"] if name == _GENERATORS[0] else given[1]
         proxies = get_proxy_mode()
         if proxies is None or _is_wrapped_by_dynamo(fn) or not torch.is_grad_enabled():
-            yield from original(fn, preserve, context_fn, *rest, **options)
+            yield from original(fn, *given, **options)
             return
         if inside:
             yield
@@ -65,11 +74,11 @@ def checkpoints_as_tags() -> Iterator[None]:
                 node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
                 node.meta["ac_graph_id"] = number
 
-    checkpoints._checkpoint_without_reentrant_generator = generator
+    setattr(checkpoints, name, generator)
     try:
         yield
     finally:
-        checkpoints._checkpoint_without_reentrant_generator = original
+        setattr(checkpoints, name, original)
 
 
 def _is_wrapped_by_dynamo(function: Any) -> bool:
