@@ -10,7 +10,7 @@ import pytest
 
 from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
 from apsched.problem.problem import Problem
-from apsched.schedule.result import SolveResult
+from apsched.schedule.result import SolveResult, Status
 from apsched.solver import solve, solve_requested
 from apsched.solver.answer import slack_limit
 from apsched.solver.arrays.instance import Instance
@@ -77,7 +77,8 @@ def test_the_answer_of_a_small_problem_is_within_the_slack_of_the_fastest(seed: 
     caps = random_caps(rng, problem)
     for budget, slack in ((0.0, 0.03), (0.01, 0.001), (0.1, 0.03)):
         options = SolveOptions(budget=budget, time_slack=slack)
-        within(solve_requested(problem, caps, options), options)
+        found = solve_requested(problem, caps, options)
+        assert within(found, options) or found.status == Status.INFEASIBLE
 
 
 @pytest.mark.parametrize("seed", range(3))

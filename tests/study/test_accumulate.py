@@ -9,16 +9,9 @@ import apsched
 from apsched.errors import InputError
 from apsched.study.result import StudyResult
 from tests.conftest import Run
+from tests.helpers.small_step import OPTIONS, SIZES
 
-SIZES: dict[str, Any] = {
-    "mesh": "fsdp=8",
-    "seq": 64,
-    "layers": 1,
-    "budget": 0,
-    "cluster": "h100-tcpx",
-}
 CAP = 480 * 1024
-OPTIONS = [f"--{name}={value}" for name, value in SIZES.items()]
 AXES: dict[str, Any] = {"accumulate": ["none", 3], "memory_cap": ["480KiB", "none"]}
 
 

@@ -12,17 +12,10 @@ from apsched.study.report.exports import flat
 from apsched.study.result import StudyResult
 from apsched.study.store import Store
 from tests.conftest import Run
+from tests.helpers.small_step import OPTIONS, SIZES
 
-SIZES: dict[str, Any] = {
-    "mesh": "fsdp=8",
-    "seq": 64,
-    "layers": 1,
-    "budget": 0,
-    "cluster": "h100-tcpx",
-}
 CAP = 420 * 1024
 VARY: dict[str, Any] = {"keep": ["none", "all", "auto"], "memory_cap": ["420KiB", "none"]}
-OPTIONS = [f"--{name}={value}" for name, value in SIZES.items()]
 
 
 @pytest.fixture(scope="module")
