@@ -387,9 +387,10 @@ def solve_step(
         step = Step.of(graphs, request, Progress(quiet=True))
         if accumulate != 1:
             several = solve_accumulation(Accumulation.of(step, accumulate), wanted, "keep")
-            return StepResult(answer=several, kept_tensors={})
+            return StepResult(answer=several, model=found.source, kept_tensors={})
         answer = solve_choice(step, wanted, "keep")
-        return StepResult(answer=answer, kept_tensors=kept_tensors(graphs, answer.best.graphs))
+        tensors = kept_tensors(graphs, answer.best.graphs)
+        return StepResult(answer=answer, model=found.source, kept_tensors=tensors)
 
 
 @contextmanager

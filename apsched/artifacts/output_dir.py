@@ -14,6 +14,7 @@ from apsched.errors import ApschedError, InputError
 
 _OF_AN_ANSWER = re.compile(r"(forward|backward|joint)(-\d+)?\.(graph|schedule\.json|py)|kept\.txt")
 """Files that ``solve`` writes next to ``result.json``."""
+_ADVICE = "choose another place with -o"
 
 
 def check_writable(directory: Path) -> None:
@@ -35,7 +36,9 @@ def check_writable(directory: Path) -> None:
         )
 
 
-def write_files(directory: Path, files: Mapping[str, bytes]) -> tuple[Path, ...]:
+def write_files(
+    directory: Path, files: Mapping[str, bytes], *, advice: str = _ADVICE
+) -> tuple[Path, ...]:
     """Write ``files`` (name -> content) to ``directory``: all of them, or, if one fails or
     the user interrupts, none; existing files stay, and new directories are removed.
     """
@@ -46,8 +49,7 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> tuple[Path, ...]
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
-                f"{directory}: cannot make the directory: {error.strerror or error}; choose another"
-                " place with -o"
+                f"{directory}: cannot make the directory: {error.strerror or error}; {advice}"
             ) from None
         for name, content in files.items():
             staged.append(stage_file(directory / name, content))
@@ -90,19 +92,28 @@ def _left_over(directory: Path, files: Mapping[str, bytes]) -> list[Path]:
     ]
 
 
+def write_run(
+    directory: Path, files: Mapping[str, bytes], *, advice: str = _ADVICE
+) -> tuple[Path, ...]:
+    """Write the ``files`` of an answer as :func:`write_files` does; those of an earlier answer go,
+    since they are not of this one.
+    """
+    left_over = _left_over(directory, files)
+    written = write_files(directory, files, advice=advice)
+    for path in left_over:
+        path.unlink(missing_ok=True)
+    return written
+
+
 def write_or_rescue(directory: Path, files: Mapping[str, bytes]) -> tuple[tuple[Path, ...], str]:
     """Write ``files`` to ``directory``, else to a new temporary directory, so that no answer is
     lost.
 
     Returns their paths (none where neither can be written), and the text of the error; empty
-    without one. Files of an earlier answer go, since they are not of this one.
+    without one.
     """
     try:
-        left_over = _left_over(directory, files)
-        written = write_files(directory, files)
-        for path in left_over:
-            path.unlink(missing_ok=True)
-        return written, ""
+        return write_run(directory, files), ""
     except (ApschedError, OSError) as error:
         wrong = str(error)
     try:

@@ -29,6 +29,8 @@ from apsched.schedule.simulate import simulate
 from apsched.units import us_to_ticks
 
 RESULT_FILE = "result.json"
+MODEL = "model "
+"""Before the class of a model that was solved in Python, in place of the SOURCE of a command."""
 _SCHEMA = 1
 _FINEST = 10_000
 

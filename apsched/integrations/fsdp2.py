@@ -93,9 +93,9 @@ def apply_fsdp2(
     """Set up ``model``, on which ``fully_shard`` was called, to gather in the order of ``solved``;
     returns the settings.
 
-    ``solved`` are the results of the forward and the backward graph, or the directory in which
-    ``apsched solve`` wrote them. Every process rank must pass the same results. Call the function
-    once the model is built, before the first step.
+    ``solved`` are the results of the forward and the backward graph, or the directory that
+    ``apsched solve`` or ``StepResult.save_run`` wrote. Every process rank must pass the same
+    results. Call the function once the model is built, before the first step.
 
     Raises
     ------

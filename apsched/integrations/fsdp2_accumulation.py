@@ -78,8 +78,8 @@ def apply_fsdp2_micro_batches(
         optimizer.zero_grad()
 
     ``solved`` is the result of ``apsched.solve_step(..., accumulate=N)``, solved with the plan of
-    ``fsdp2_plan`` and ``caps=apsched.Caps(max_compute_move=0)``, or the directory in which
-    ``apsched solve --accumulate N`` wrote it. Every process rank must pass the same.
+    ``fsdp2_plan`` and ``caps=apsched.Caps(max_compute_move=0)``, or the directory that its
+    ``save_run`` or ``apsched solve --accumulate N`` wrote. Every process rank must pass the same.
 
     Raises
     ------
@@ -142,8 +142,8 @@ def _read(solved: StepResult | str | PathLike[str]) -> tuple[list[_Pair], set[st
     listed = micro_batches_of(folder)
     if not listed:
         raise InputError(
-            f"{folder}: expected the directory that `apsched solve --accumulate N -o` wrote, found"
-            " no result.json of several micro-batches"
+            f"{folder}: expected the directory that `apsched solve --accumulate N -o` or"
+            " StepResult.save_run wrote, found no result.json of several micro-batches"
         )
     pairs = [
         _pair(count, *(read_solved(folder, name) for name in names)) for count, names in listed

@@ -56,9 +56,8 @@ def solve_graphs(
         )
     accumulation = Accumulation.of(step, num_micro_batches)
     several = solve_accumulation(accumulation, keep)
-    made = {graph.problem.name: graph for pair in several.best.pairs for graph in pair.graphs}
     return SolvedGraphs(
-        graphs=tuple(made.values()),
+        graphs=several.best.graphs,
         results=several.best.results,
         step=accumulation,
         answer=several,

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import apsched
 from apsched.capture.fake_world import world
 from apsched.cli.main import main
 from apsched.errors import InputError
-from apsched.integrations.fsdp2 import apply_fsdp2, read_solved
+from apsched.integrations.fsdp2 import apply_fsdp2, fsdp2_plan, read_solved
 from apsched.integrations.fsdp2_accumulation import apply_fsdp2_micro_batches
 from tests.helpers.processes import WORKERS, Job, run_jobs
 from tests.workers.training.fsdp2_micro_batches_worker import CASES, HSDP, NUM_MICRO_BATCHES
@@ -181,6 +182,27 @@ def test_settings_of_each_micro_batch(tmp_path: Path) -> None:
         assert switches == [{"layers.1": (False, True), "layers.2": (True, False)}, {}]
         with pytest.raises(InputError, match="a micro-batch from 0 to 1, found 2"):
             step.begin(2)
+
+
+def test_a_saved_run_has_the_settings_of_its_result(tmp_path: Path) -> None:
+    with world(2):
+        model = eager_model(2)
+        inputs = (torch.zeros(2, 32, dtype=torch.int64), torch.zeros(2, 32, dtype=torch.int64))
+        graphs = apsched.capture(model, inputs)
+        solved = apsched.solve_step(
+            model,
+            inputs,
+            accumulate=3,
+            plan=fsdp2_plan(model, *graphs),
+            caps=apsched.Caps(max_compute_move=0),
+            budget=0,
+        )
+        solved.save_run(tmp_path / "run")
+        of_result = apply_fsdp2_micro_batches(model, solved)
+        of_files = apply_fsdp2_micro_batches(model, tmp_path / "run")
+    assert len(of_result.settings) == 3
+    assert of_files.settings == of_result.settings
+    assert any(not one.reduce_gradients for one in of_files.settings[0].units)
 
 
 def test_a_root_with_embedding_and_output_may_stay_gathered(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """``apsched.solve_step``: the step of a module of the user's own, in Python."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,11 @@ import torch
 from torch import nn
 
 import apsched
+from apsched.artifacts.kept_choice import kept_beside
+from apsched.artifacts.solved_run import load_run
 from apsched.config import Caps
 from apsched.errors import InputError
+from apsched.report.page.apply import how_to_apply
 
 WIDTH, LAYERS = 64, 3
 
@@ -61,8 +65,30 @@ def test_the_step_is_both_graphs_with_what_is_kept(tmp_path: Path) -> None:
     assert f"kept from forward to backward: {len(step.kept)} of {count} parameters" in lines[2]
 
 
-def test_a_cap_that_nothing_fits_has_no_step_time() -> None:
+@pytest.mark.parametrize("num_micro_batches", [1, 3])
+def test_a_saved_run_is_the_answer(tmp_path: Path, num_micro_batches: int) -> None:
+    step = solved(accumulate=num_micro_batches)
+    (tmp_path / "backward-3.graph").touch()  # of an earlier answer
+    (tmp_path / "result.json").touch()
+    step.save_run(tmp_path)
+    run = load_run(tmp_path)
+    assert [g.result.step_time_us for g in run.graphs] == [r.step_time_us for r in step.results]
+    assert [g.result.schedule for g in run.graphs] == [r.schedule for r in step.results]
+    figures = run.keep if num_micro_batches == 1 else run.accumulate
+    assert figures == json.loads(json.dumps(step.as_dict()))
+    assert kept_beside([tmp_path], "keep").entries == step.kept
+    assert (tmp_path / "kept.txt").read_text().split("\n")[:-1] == list(step.kept)
+    assert (tmp_path / "backward-3.graph").exists() == (num_micro_batches == 3)
+    page = how_to_apply(run)
+    assert "apsched solve model" not in page
+    assert ("apply_fsdp2_micro_batches" in page) == (num_micro_batches == 3)
+
+
+def test_a_cap_that_nothing_fits_has_no_step_time(tmp_path: Path) -> None:
     step = solved(memory_cap=1024)
+    with pytest.raises(InputError, match="save_run: expected a step that fits"):
+        step.save_run(tmp_path)
+    assert list(tmp_path.iterdir()) == []
     assert step.step_time_us is None
     assert step.peak_memory_bytes is None
     assert "no choice fits" in repr(step)

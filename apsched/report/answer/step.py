@@ -1,18 +1,25 @@
 """The answer for a whole step as Python has it."""
 
+import json
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from apsched.artifacts.output_dir import write_run
+from apsched.artifacts.schedule_file import dump_schedule
+from apsched.artifacts.solved_run import MODEL, RESULT_FILE
 from apsched.atomic_files import write_atomic
+from apsched.errors import InputError
+from apsched.graph.graph_file import to_bytes
 from apsched.pipeline.result import Result
 from apsched.report.answer.accumulation import accumulation_json, accumulation_lines
 from apsched.report.answer.whole_step import keep_json, kept_lines
+from apsched.report.summary import report_json
 from apsched.units import ticks_to_us
 from apsched.whole_step.accumulation.search import AccumulationAnswer
 from apsched.whole_step.accumulation.step import SolvedAccumulation
-from apsched.whole_step.keep_request import kept_file
+from apsched.whole_step.keep_request import KEPT_FILE, kept_file
 from apsched.whole_step.solve import Answer
 
 
@@ -23,6 +30,8 @@ class StepResult:
     """
 
     answer: Answer
+    model: str
+    """Class of the model."""
     kept_tensors: dict[str, tuple[str, ...]]
     """Graph -> nodes whose values are kept, for ``plot_memory``; empty for several micro-batches.
     """
@@ -83,6 +92,28 @@ class StepResult:
     def save(self, path: str | PathLike[str]) -> None:
         """Write the names kept to a file that ``--keep`` and ``keep=`` take."""
         write_atomic(Path(path), kept_file(self.answer.best.kept))
+
+    def save_run(self, directory: str | PathLike[str]) -> None:
+        """Write graphs, schedules and figures as ``apsched solve -o`` does, without rewritten
+        modules. ``apply_fsdp2``, ``apply_fsdp2_micro_batches`` and commands such as ``apsched
+        report`` read the directory.
+
+        Raises
+        ------
+        InputError
+            where no choice fits the caps, or ``directory`` cannot be written.
+        """
+        best = self.answer.best
+        if not best.fits:
+            raise InputError("save_run: expected a step that fits, found that no choice fits")
+        report = report_json(f"{MODEL}{self.model}", best.results[0].cluster, best.results, {})
+        report[step_entry(self.answer)[0]] = self.as_dict()
+        files = {f"{graph.problem.name}.graph": to_bytes(graph.dag) for graph in best.graphs}
+        for result in best.results:
+            files[f"{result.problem.name}.schedule.json"] = dump_schedule(result)
+        files[KEPT_FILE] = kept_file(best.kept)
+        files[RESULT_FILE] = (json.dumps(report, indent=1) + "\n").encode()
+        write_run(Path(directory), files, advice="choose another one")
 
     def __repr__(self) -> str:
         """The step, the kept parameters, and memory against step time."""

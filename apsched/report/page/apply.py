@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 
-from apsched.artifacts.solved_run import SolvedGraph, SolvedRun
+from apsched.artifacts.solved_run import MODEL, SolvedGraph, SolvedRun
 from apsched.artifacts.stated_options import APPLY_FLAGS, backend_arguments, words
 from apsched.options_table import BY_NAME
 
@@ -15,6 +15,10 @@ _DECIDED = ("search", "scenarios", "process groups")
 """Groups of options that a schedule file has decided."""
 _MICRO_BATCHES = (
     "In a job with eager FSDP2, if buckets are its units (--buckets, --max-compute-move 0):"
+)
+_REPLAYED = (
+    "In the job, replayed: nothing is searched, every process rank checks the schedule against its"
+    " own graph:"
 )
 _NO_SETTING = ("--collectives", "--unfused")
 """Prices that a job states as a cost model of its own."""
@@ -42,6 +46,8 @@ def _block(graphs: Sequence[SolvedGraph]) -> str:
         [str(graph.schedule_path) for graph in graphs],
     )
     head = f"<h3>{escape(graphs[0].title)}</h3>" if graphs[0].title else ""
+    if source.startswith(MODEL):
+        return head + _texts([_in_python(graphs)])
     made = f"apsched solve {shlex.quote(source)} {words(options)}".rstrip()
     check = (
         f"apsched apply {shlex.quote(source)} {words(options, APPLY_FLAGS)}".rstrip()
@@ -53,13 +59,7 @@ def _block(graphs: Sequence[SolvedGraph]) -> str:
     parts = [
         again,
         ("This checks them against their graphs, and writes the rewritten modules:", check),
-        (
-            (
-                "In the job, replayed: nothing is searched, every process rank checks the schedule"
-                " against its own graph:"
-            ),
-            _code(graphs, replay=True),
-        ),
+        (_REPLAYED, _code(graphs, replay=True)),
     ]
     if not any(flag in options for flag in _NO_SETTING):
         parts.append(
@@ -76,6 +76,13 @@ def _block(graphs: Sequence[SolvedGraph]) -> str:
 
 def _texts(parts: Sequence[tuple[str, str]]) -> str:
     return "".join(f"<p>{escape(text)}</p><pre>{escape(code)}</pre>" for text, code in parts)
+
+
+def _in_python(graphs: Sequence[SolvedGraph]) -> tuple[str, str]:
+    """Return the use of the answer of ``StepResult.save_run``, of one micro-batch or of several."""
+    if len(graphs) > 2:
+        return _MICRO_BATCHES, _fsdp2(graphs)
+    return _REPLAYED, _code(graphs, replay=True)
 
 
 def _fsdp2(graphs: Sequence[SolvedGraph]) -> str:

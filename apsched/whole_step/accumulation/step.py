@@ -52,6 +52,12 @@ class SolvedAccumulation:
         return tuple({result.problem.name: result for result in found}.values())
 
     @property
+    def graphs(self) -> tuple[LoadedGraph, ...]:
+        """All graphs, each once, in the order of ``results``."""
+        found = (graph for pair in self.pairs for graph in pair.graphs)
+        return tuple({graph.problem.name: graph for graph in found}.values())
+
+    @property
     def may_improve(self) -> bool:
         """Whether CP-SAT was left out, which may find faster schedules."""
         return any(result.answer.may_improve for result in self.results)
