@@ -17,6 +17,7 @@ from apsched.errors import InputError
 from apsched.integrations.fsdp2 import (
     Fsdp2Settings,
     Solved,
+    UnitSettings,
     check_resharded,
     fsdp2_settings,
     micro_batches_of,
@@ -34,7 +35,7 @@ from apsched.torch_compat.compilers import uncompiled
 from apsched.whole_step.keep_request import KEPT_FILE, keep_request
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Fsdp2MicroBatches:
     """The settings of a model for each of several micro-batches in a row."""
 
@@ -42,18 +43,32 @@ class Fsdp2MicroBatches:
     units: tuple[Unit, ...]
     settings: tuple[Fsdp2Settings, ...]
     """One for each micro-batch."""
+    _is_open: bool = False
+    """Whether gradients are not reduced yet, or parameters stay gathered, behind the micro-batch
+    that was begun.
+    """
 
-    def begin(self, micro_batch: int) -> None:
-        """Set up the model for ``micro_batch``, counted from 0; call it before its forward.
+    def begin(self, micro_batch: int, *, last: bool = False) -> None:
+        """Set up the model for ``micro_batch``, counted from 0; call it before its forward. A step
+        of fewer micro-batches says of its ``last`` one that it is.
 
-        ``InputError`` for a number that the step does not have.
+        ``InputError`` for a number that the step does not have, and for a new step where the one
+        before had no last micro-batch.
         """
         if not 0 <= micro_batch < len(self.settings):
             raise InputError(
                 f"begin: expected a micro-batch from 0 to {len(self.settings) - 1}, found"
                 f" {micro_batch}; the schedules are of a step of {len(self.settings)}"
             )
-        settings = self.settings[micro_batch]
+        if micro_batch == 0 and self._is_open:
+            raise InputError(
+                "begin: expected a last micro-batch in the step before (number"
+                f" {len(self.settings) - 1}; in a step of fewer begin(k, last=True)), found none:"
+                " its gradients are not reduced, or parameters stayed gathered while the optimizer"
+                " changed them; go on from a checkpoint before that step"
+            )
+        settings = self.settings[-1 if last else micro_batch]
+        self._is_open = not all(map(_ends_alone, settings.units))
         set_up(self.model, self.units, settings)
         handles = {unit.name: unit.handle for unit in self.units}
         for one in settings.units:
@@ -115,6 +130,11 @@ def apply_fsdp2_micro_batches(
         )
         found += [replace(settings, units=tuple(of_unit))] * pair.count
     return Fsdp2MicroBatches(model=model, units=units, settings=tuple(found))
+
+
+def _ends_alone(unit: UnitSettings) -> bool:
+    """Return whether ``unit`` leaves nothing for the next micro-batch."""
+    return unit.reshard_after_backward and unit.reduce_gradients and unit.all_reduce_gradients
 
 
 _VERBS = {

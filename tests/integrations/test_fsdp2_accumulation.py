@@ -82,6 +82,9 @@ def test_losses_and_gradients_are_those_of_the_same_switches_set_by_hand(job) ->
             assert found["bits"] == by_hand["bits"], name
             assert found["gradients"] == pytest.approx(report["untouched"]["gradients"], rel=1e-3)
             assert any(found["gradients"])
+            fewer = report[name]["solved, fewer"]
+            assert fewer["bits"] == report[name]["by hand, fewer"]["bits"] != found["bits"]
+            assert fewer["losses"] == found["losses"][:-1]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -182,6 +185,20 @@ def test_settings_of_each_micro_batch(tmp_path: Path) -> None:
         assert switches == [{"layers.1": (False, True), "layers.2": (True, False)}, {}]
         with pytest.raises(InputError, match="a micro-batch from 0 to 1, found 2"):
             step.begin(2)
+
+
+def test_a_step_ends_with_its_last_micro_batch(tmp_path: Path) -> None:
+    folder = answer(tmp_path, [r"layers\.1\..* @next", r"layers\.2\..* @sum"])
+    with world(2):
+        step = apply_fsdp2_micro_batches(eager_model(2), folder)
+        step.begin(0)
+        step.begin(1)
+        step.begin(0, last=True)
+        step.begin(0)
+        with pytest.raises(InputError, match=r"a last micro-batch .* begin\(k, last=True\)"):
+            step.begin(0)
+        step.begin(1)
+        step.begin(0)
 
 
 def test_a_saved_run_has_the_settings_of_its_result(tmp_path: Path) -> None:

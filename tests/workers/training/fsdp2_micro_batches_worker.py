@@ -55,6 +55,7 @@ def main(rank: int, world_size: int, folder: Path, replicas: str = "1") -> None:
     cases = HSDP if num_replicas > 1 else CASES
     built = built_model(world_size, num_replicas=num_replicas)
     batches = [tuple(x.roll(k, -1) for x in built.inputs) for k in range(NUM_MICRO_BATCHES)]
+    fewer = batches[: NUM_MICRO_BATCHES - 1]
 
     def model_of_job() -> Llama:
         return eager_model(world_size, num_replicas=num_replicas)
@@ -66,6 +67,10 @@ def main(rank: int, world_size: int, folder: Path, replicas: str = "1") -> None:
         report[name] = {
             "solved": trained(model, batches, step.begin),
             "by hand": trained(*by_hand(model_of_job(), units, batches)),
+            "solved, fewer": trained(
+                model, fewer, lambda k, step=step: step.begin(k, last=k == len(fewer) - 1)
+            ),
+            "by hand, fewer": trained(*by_hand(model_of_job(), units, fewer)),
         }
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
@@ -78,7 +83,7 @@ def by_hand(model: Llama, units: Mapping[str, tuple[str, ...]], batches: Any) ->
     handles |= {f"layers.{k}": block for k, block in enumerate(model.layers)}
 
     def switch(k: int) -> None:
-        last = k == NUM_MICRO_BATCHES - 1
+        last = k == len(batches) - 1
         for name, handle in handles.items():
             handle.set_reshard_after_forward(name not in units["kept"], recurse=False)
             handle.set_reshard_after_backward(last or name not in units["held"], recurse=False)
