@@ -215,7 +215,7 @@ def _optimized(gm: torch.fx.GraphModule, settings: Settings) -> torch.fx.GraphMo
 
 def capture(
     model: torch.nn.Module,
-    inputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor] | Mapping[str, torch.Tensor],
     mesh: str | None = None,
     *,
     cluster: str = DEFAULT_CLUSTER,
@@ -226,7 +226,8 @@ def capture(
 
     ``mesh`` (``"fsdp=64"``) shards the model **in place**, as ``apsched solve module:function
     --mesh`` does, on a fake process group; without it the running process group applies, if there
-    is one. The model may be on the ``meta`` device. ``activation_checkpoint`` is ``none``,
+    is one. ``inputs`` are those of forward in order, or by name. The model may be on the ``meta``
+    device. ``activation_checkpoint`` is ``none``,
     ``full``, ``selective`` or ``every-N``. The function raises ``InputError`` where the model
     cannot be traced, or has no mesh of that form.
     """
@@ -320,7 +321,7 @@ def solve(
 
 def solve_step(
     model: torch.nn.Module,
-    inputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor] | Mapping[str, torch.Tensor],
     mesh: str | None = None,
     *,
     keep: str | PathLike[str] | Iterable[str] = "auto",
@@ -395,7 +396,7 @@ def solve_step(
 
 @contextmanager
 def _captured(
-    model: torch.nn.Module, inputs: Sequence[torch.Tensor], mesh: str | None, checkpoint: str
+    model: torch.nn.Module, inputs: object, mesh: str | None, checkpoint: str
 ) -> Iterator[Capture]:
     """Capture ``model``; its process groups, fake ones with a mesh, are there until the end."""
     checked_texts(activation_checkpoint=checkpoint, mesh="" if mesh is None else mesh)
@@ -403,7 +404,7 @@ def _captured(
     with world(spec.world_size) if spec is not None else nullcontext():
         found = capture_own(
             model,
-            tuple(inputs),
+            inputs,
             source=type(model).__name__,
             num_ranks=None if spec is None else spec.world_size,
             mesh=spec,

@@ -3,7 +3,9 @@ other tensors, so that a job can be captured in the job itself.
 """
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +19,8 @@ from apsched.torch_compat.compilers import UncompiledModule, uncompiled_class
 from apsched.torch_compat.graphs import compiling_context, quiet_fake_tensors
 
 T = TypeVar("T")
+_BRANCHES = (GuardOnDataDependentSymNode, DataDependentOutputException)
+"""Errors of branches on the values of tensors."""
 Inputs = tuple[Any, ...] | Mapping[str, Any]
 """Inputs of forward, in order or by name."""
 Make = Callable[[nn.Module, str, nn.Parameter], torch.Tensor]
@@ -118,7 +122,32 @@ def fake_call(copy: nn.Module, inputs: Inputs, mode: FakeTensorMode) -> tuple[An
     """Return the inputs with which ``copy`` is called from here on: fake tensors of ``mode``, no
     numbers, which stay as they are. It returns tensors alone, no cache of keys and values.
     """
-    forward = copy.forward
+    copy.forward, given = _call_in_order(copy.forward, inputs)
+    return fake_inputs(given, mode)
+
+
+@contextmanager
+def called_in_order(module: nn.Module, inputs: Inputs) -> Iterator[tuple[Any, ...]]:
+    """Yield the inputs with which ``module`` is called until the end: those by name in order. It
+    returns tensors alone, as :func:`fake_call`.
+    """
+    before = vars(module).get("forward")
+    module.forward, given = _call_in_order(module.forward, inputs)
+    try:
+        yield given
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
+
+
+def _call_in_order(
+    forward: Callable[..., Any], inputs: Inputs
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return ``forward`` as a function of its inputs that have tensors, in order, which returns
+    tensors alone; and these inputs.
+    """
     places, named = ((), dict(inputs)) if isinstance(inputs, Mapping) else (inputs, {})
     stated = [*places, *named.values()]
     with_tensors = [
@@ -132,19 +161,56 @@ def fake_call(copy: nn.Module, inputs: Inputs, mode: FakeTensorMode) -> tuple[An
         for k, value in zip(with_tensors, given, strict=True):
             values[k] = value
         rest = len(places)
-        found = forward(*values[:rest], **dict(zip(named, values[rest:], strict=True)))
-        leaves = torch.utils._pytree.tree_leaves(found)
-        if all(leaf is None or isinstance(leaf, torch.Tensor | int | float) for leaf in leaves):
-            return found
-        return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        return _as_tensors(forward(*values[:rest], **dict(zip(named, values[rest:], strict=True))))
 
-    copy.forward = call
-    return fake_inputs(tuple(stated[k] for k in with_tensors), mode)
+    return call, tuple(stated[k] for k in with_tensors)
+
+
+def _as_tensors(found: Any) -> Any:
+    """Return the result of a model as it is, where a tracer takes it, else the tensors in it."""
+    leaves = torch.utils._pytree.tree_leaves(found)
+    if all(leaf is None or isinstance(leaf, torch.Tensor | int | float) for leaf in leaves):
+        return found
+    tensors = tuple(leaf for leaf in _leaves(found) if isinstance(leaf, torch.Tensor))
+    if not tensors:
+        raise InputError(
+            "expected tensors in the result of forward, also in tuples, lists, dicts and"
+            f" dataclasses, found {type(found).__name__} without any; return one of these, or"
+            " register the class with torch.utils._pytree.register_pytree_node"
+        )
+    return tensors
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the leaves of a tree, also inside of dataclasses, which torch takes as leaves."""
+    for leaf in torch.utils._pytree.tree_leaves(value):
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            for field in fields(leaf):
+                yield from _leaves(getattr(leaf, field.name))
+        else:
+            yield leaf
+
+
+def also_as_compiled(trace: Callable[[], T]) -> T:
+    """Return the result of ``trace``; where that fails, as on a branch on the values of tensors, as
+    a compiler traces the model (models test ``torch.compiler.is_compiling``).
+    """
+    try:
+        return trace()
+    except ApschedError:
+        raise
+    except Exception as error:
+        try:
+            with compiling_context():
+                return trace()
+        except Exception as second:
+            if isinstance(second, ApschedError) or isinstance(error, _BRANCHES):
+                raise
+            raise error from None
 
 
 def traced(trace: Callable[[], T]) -> T:
-    """Return the result of ``trace``, which traces a user's model; where the model branches on the
-    values of tensors, as a compiler traces it (models test ``torch.compiler.is_compiling``).
+    """Return the result of ``trace``, which traces a user's model (:func:`also_as_compiled`).
 
     Raises
     ------
@@ -153,14 +219,10 @@ def traced(trace: Callable[[], T]) -> T:
     """
     try:
         with quiet_fake_tensors():
-            try:
-                return trace()
-            except (GuardOnDataDependentSymNode, DataDependentOutputException):
-                with compiling_context():
-                    return trace()
+            return also_as_compiled(trace)
     except ApschedError:
         raise
-    except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
+    except _BRANCHES as error:
         raise InputError(
             "expected a step with the same operators for all values of its inputs, found a branch"
             f" on the value of a tensor{_place(error)}; leave out the input that it tests, or have"
@@ -171,8 +233,8 @@ def traced(trace: Callable[[], T]) -> T:
         text = (str(error).strip().splitlines() or [""])[0][:300]
         raise InputError(
             "expected a model that runs, and that AOTAutograd can trace, with these inputs, found"
-            f" {type(error).__name__}: {text}; hand in inputs as the model gets them (a mapping for"
-            " inputs by name)"
+            f" {type(error).__name__}: {text}{_place(error)}; hand in inputs as the model gets"
+            " them (a mapping for inputs by name)"
         ) from error
 
 

@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +16,20 @@ from typing import Any
 import torch
 
 from apsched.capture.captured import Capture
-from apsched.capture.fake_copy import refuse_reentrant
+from apsched.capture.fake_copy import (
+    Inputs,
+    also_as_compiled,
+    called_in_order,
+    inputs_of,
+    refuse_reentrant,
+)
 from apsched.capture.fake_world import world
 from apsched.capture.fsdp2 import fake_step, has_units, resharded
 from apsched.capture.micro_batches import MicroBatchChoice
 from apsched.errors import ApschedError, InputError
 from apsched.fx.collectives import is_collective
 from apsched.fx.passes.checkpointing import Checkpointing, blocks_of
+from apsched.fx.passes.run_passes import PassList
 from apsched.models.mesh import MeshSpec, build_meshes
 from apsched.models.own_modules import check_own_mesh, is_distributed, shard_module
 from apsched.torch_compat.graphs import quiet_fake_tensors
@@ -79,7 +86,7 @@ def capture_function(
 
 def capture_own(
     module: torch.nn.Module,
-    inputs: tuple[Any, ...],
+    inputs: Any,
     *,
     source: str,
     num_ranks: int | None,
@@ -89,32 +96,27 @@ def capture_own(
     micro_batches: MicroBatchChoice | None = None,
 ) -> Capture:
     """Return the graphs of a module of the user's own, which ``mesh`` shards in place; a process
-    group of ``num_ranks`` runs. See :func:`capture_function`; ``source`` names it in messages.
+    group of ``num_ranks`` runs. See :func:`capture_function`; ``inputs`` are in order, a mapping of
+    those by name, or one tensor; ``source`` names the module in messages.
     """
-    warnings = () if mesh is None else _sharded_over(module, inputs, source, mesh)
-    kept: tuple[str, ...] = ()
-    as_given = module
-    if has_units(module):
-        module, inputs, kept = fake_step(module, inputs)
-    checkpointing, blocks = Checkpointing.parse(activation_checkpoint), blocks_of(module)
-    if checkpointing.every and not blocks:
-        raise InputError(
-            f"{source}: activation checkpointing needs layers in a ModuleList or ModuleDict,"
-            f" and {type(module).__name__} has none; leave it out, or call"
-            " torch.utils.checkpoint with use_reentrant=False in the module, which is captured"
-        )
+    inputs = tuple(inputs) if isinstance(inputs, list) else inputs_of(inputs)
+    in_order = nullcontext(()) if has_units(module) else called_in_order(module, inputs)
     try:
-        with quiet_fake_tensors():
-            passes = checkpointing.passes(blocks)
-            capture = (micro_batches or MicroBatchChoice()).capture(
-                module,
-                inputs,
-                source=source,
-                reshard_after_forward=reshard_after_forward,
-                kept_parameters=kept,
-                passes=passes,
-            )
-            capture = resharded(capture, as_given)
+        with quiet_fake_tensors(), in_order as given:
+            warnings = () if mesh is None else _sharded_over(module, given, source, mesh)
+            passes = _checkpointed(module, activation_checkpoint, source)
+
+            def trace() -> Capture:
+                step = fake_step(module, inputs) if has_units(module) else (module, given, ())
+                return (micro_batches or MicroBatchChoice()).capture(
+                    *step[:2],
+                    source=source,
+                    reshard_after_forward=reshard_after_forward,
+                    kept_parameters=step[2],
+                    passes=passes,
+                )
+
+            capture = resharded(also_as_compiled(trace), module)
     except ApschedError:
         raise
     except Exception as error:
@@ -130,6 +132,18 @@ def capture_own(
             " does the module have parameters that need a gradient?",
         )
     return replace(capture, warnings=warnings)
+
+
+def _checkpointed(module: torch.nn.Module, stated: str, source: str) -> PassList:
+    """Return the passes that checkpoint the blocks of ``module`` as ``stated``."""
+    checkpointing, blocks = Checkpointing.parse(stated), blocks_of(module)
+    if checkpointing.every and not blocks:
+        raise InputError(
+            f"{source}: activation checkpointing needs layers in a ModuleList or ModuleDict,"
+            f" and {type(module).__name__} has none; leave it out, or call"
+            " torch.utils.checkpoint with use_reentrant=False in the module, which is captured"
+        )
+    return checkpointing.passes(blocks)
 
 
 def _sharded_over(
@@ -150,9 +164,9 @@ def _has_collectives(capture: Capture) -> bool:
     return any(is_collective(n) for graph in capture.graphs for n in graph.module.graph.nodes)
 
 
-def call_function(source: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    """Return the (module, inputs) that the function named by ``source`` returns; a single input may
-    stand alone.
+def call_function(source: str) -> tuple[torch.nn.Module, Inputs]:
+    """Return the (module, inputs) that the function named by ``source`` returns; inputs by name
+    are a mapping, and a single input may stand alone.
     """
     function = _find_function(source)
     try:
@@ -175,14 +189,12 @@ def call_function(source: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
             f"{source}: expected a torch.nn.Module first in (module, inputs), found"
             f" {_described(module)}"
         )
-    if isinstance(inputs, torch.Tensor):
-        inputs = (inputs,)
-    if not isinstance(inputs, tuple | list):
+    if not isinstance(inputs, torch.Tensor | tuple | list | Mapping):
         raise InputError(
-            f"{source}: expected a tuple of inputs second in (module, inputs), found"
-            f" {_described(inputs)}"
+            f"{source}: expected a tuple of inputs, or a mapping of inputs by name, second in"
+            f" (module, inputs), found {_described(inputs)}"
         )
-    return module, tuple(inputs)
+    return module, tuple(inputs) if isinstance(inputs, list) else inputs_of(inputs)
 
 
 def _find_function(source: str) -> Callable[[], object]:

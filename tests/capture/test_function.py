@@ -71,7 +71,7 @@ class builders:
 def none(): return None
 def one(): return (nn.Linear(4, 2),)
 def swapped(): return (torch.randn(3),), nn.Linear(4, 2)
-def strange(): return nn.Linear(4, 2), {"x": 1}
+def strange(): return nn.Linear(4, 2), {"x"}
 def needs(x): return x
 number = 3
 _hidden = 1
@@ -158,7 +158,7 @@ def test_one_input_may_stand_alone(name: str) -> None:
         ),
         (
             "apsched_test_job.model:strange",
-            r"expected a tuple of inputs second in \(module, inputs\), found dict",
+            r"expected a tuple of inputs, or a mapping .* in \(module, inputs\), found set",
         ),
         (
             "apsched_test_job.model:untraceable",

@@ -1,0 +1,137 @@
+"""Calls of a user's model while it is captured: inputs by name, results in classes of the
+user's own, and code that only runs under a compiler.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import apsched
+from apsched.capture.fake_copy import also_as_compiled, called_in_order
+from apsched.capture.fake_world import world
+from apsched.capture.function import call_function
+from apsched.errors import InputError
+from apsched.graph.graph_file import to_bytes
+
+
+@dataclass
+class Found:
+    """The result of a model, as users write it."""
+
+    loss: Any
+    parts: tuple[Any, ...] = ()
+    name: str = "step"
+
+
+class Model(nn.Module):
+    """A layer, with inputs in order."""
+
+    def __init__(self, result: Callable[[torch.Tensor], Any] = lambda loss: loss) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.result = result
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return self.result((self.layer(x) - y).square().mean())
+
+
+class ByName(Model):
+    """The same with inputs by name alone."""
+
+    def forward(self, *, x: torch.Tensor, scale: float = 1.0, y: torch.Tensor) -> Any:
+        assert scale == 2.0
+        return super().forward(x, y)
+
+
+X, Y = torch.ones(4, 8), torch.zeros(4, 8)
+
+
+def graphs(model: nn.Module, inputs: Any) -> list[bytes]:
+    return [to_bytes(dag) for dag in apsched.capture(model, inputs, "fsdp=2")]
+
+
+def test_inputs_by_name_are_those_in_order() -> None:
+    model = ByName()
+    named = graphs(model, {"y": Y, "scale": 2.0, "x": X})
+    assert "forward" not in vars(model)
+    assert [len(one) for one in named] == [len(one) for one in graphs(Model(), (X, Y))]
+    step = apsched.solve_step(ByName(), {"x": X, "scale": 2.0, "y": Y}, "fsdp=2", budget=0)
+    assert step.step_time_us == apsched.solve_step(Model(), [X, Y], "fsdp=2", budget=0).step_time_us
+
+
+def test_units_of_fully_shard_take_inputs_by_name() -> None:
+    with world(2):
+        mesh = init_device_mesh("cpu", (2,))
+        found = [
+            apsched.capture(fully_shard(model, mesh=mesh), inputs)
+            for model, inputs in (
+                (Model(), (X, Y)),
+                (ByName(), {"x": X, "scale": 2.0, "y": Y}),
+                (Model(Found), (X, Y)),
+            )
+        ]
+    assert len({tuple(dag.number_of_nodes() for dag in pair) for pair in found}) == 1
+
+
+@pytest.mark.parametrize(
+    "result", [Found, lambda loss: Found(None, (loss,)), lambda loss: {"found": [Found(loss)]}]
+)
+def test_results_in_dataclasses_are_found(result: Callable[[torch.Tensor], Any]) -> None:
+    assert graphs(Model(result), (X, Y)) == graphs(Model(lambda loss: (loss,)), (X, Y))
+
+
+def test_a_result_without_tensors_is_refused() -> None:
+    class Other:
+        """No dataclass."""
+
+        def __init__(self, loss: torch.Tensor) -> None:
+            self.loss = loss
+
+    with pytest.raises(InputError, match=r"tensors in the result of forward, .* found Other"):
+        graphs(Model(Other), (X, Y))
+
+
+def test_an_own_forward_of_the_module_comes_back() -> None:
+    model = Model()
+    own = model.forward = lambda x, y: x + y
+    with called_in_order(model, {"y": Y, "x": X}) as given:
+        assert [value is other for value, other in zip(given, (Y, X), strict=True)] == [True, True]
+        assert model(*given).equal(X)
+    assert model.forward is own
+
+
+def test_a_model_that_only_a_compiler_can_trace_is_traced_as_by_one() -> None:
+    class Guarded(Model):
+        """Code such as that of experts in Transformers."""
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+            if not torch.compiler.is_compiling():
+                raise RuntimeError("no kernel for meta tensors")
+            return super().forward(x, y)
+
+    assert graphs(Guarded(), (X, Y)) == graphs(Model(), (X, Y))
+
+
+def test_the_error_is_that_of_the_model_without_a_compiler() -> None:
+    def trace() -> None:
+        raise RuntimeError("second" if torch.compiler.is_compiling() else "first")
+
+    with pytest.raises(RuntimeError, match="first"):
+        also_as_compiled(trace)
+
+
+def named() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """Return the step, as a function of the command line does."""
+    return ByName(), {"x": X, "scale": 2.0, "y": Y}
+
+
+def test_a_function_of_the_command_line_may_name_inputs() -> None:
+    module, inputs = call_function(f"{__name__}:named")
+    assert isinstance(module, ByName)
+    assert list(inputs) == ["x", "scale", "y"]
