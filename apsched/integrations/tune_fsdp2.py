@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -151,8 +151,7 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
             forward = results[0].problem if results else None
             results = (*results, _solved(model, graph, chosen, agreement, forward))
         units = running_units(units_of(model), results[0].problem)
-        chosen_units = fsdp2_settings(units, solved_graphs(results))
-        launches = (Launch(what=f"settings of units: {chosen_units}", members=(), names=()),)
+        launches = _as_launches(fsdp2_settings(units, solved_graphs(results)))
         return results, {group.name: launches for group in agreement.groups} if agreement else {}
 
     as_it_was: tuple[Result, ...] = ()
@@ -164,6 +163,18 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
     units = running_units(units_of(model), results[0].problem)
     applied = apply_to_units(model, units, solved_graphs(results))
     return Fsdp2Tuning(settings=applied, results=results)
+
+
+def _as_launches(settings: Fsdp2Settings) -> tuple[Launch, ...]:
+    """Return the units and then their settings as launches, so that process ranks compare them."""
+    texts = [f"the unit {unit.name}" for unit in settings.units]
+    texts += [
+        f"the setting {field.name} {getattr(unit, field.name)} of {unit.name}"
+        for unit in settings.units
+        for field in fields(unit)[1:]
+    ]
+    texts.append(f"the setting reduce_scatter_buffers {settings.reduce_scatter_buffers}")
+    return tuple(Launch(what=text, members=(), names=()) for text in texts)
 
 
 def _chosen(settings: Mapping[str, Any]) -> Settings:

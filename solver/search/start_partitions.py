@@ -19,8 +19,8 @@ _SMALL_BYTES = (2**17, 2**23, 2**24, 2**25, 2**26, 2**27)
 _REACHES = (0.5, 1.0, 2.0, 4.0, 8.0, 1000.0)
 """Longest bucket of small members, in blocks."""
 _BLOCKS_TOGETHER = (2, 3, 4, 8)
-"""Blocks of a bucket: few launches are best where latency counts, and under a cap on prefetch,
-where a bucket starts late.
+"""Blocks of a bucket under a cap on prefetch: such a bucket starts late, so that little of it is
+hidden, and few buckets are best.
 """
 
 
@@ -43,8 +43,9 @@ def _all(pricer: Pricer, caps: Caps) -> Iterator[Ints]:
         limits = _within(caps, byte_cap)
         yield group(pricer, limits, keys)
         yield group(pricer, limits, keys, tags=tags)
-    for number in _BLOCKS_TOGETHER:
-        yield group(pricer, any_size, keys, tags=tags // number)
+    if caps.max_prefetch is not None:
+        for number in _BLOCKS_TOGETHER:
+            yield group(pricer, any_size, keys, tags=tags // number)
     slots_per_block = len(pricer.arrays.compute_ticks) / max(len({b for b in blocks if b}), 1)
     for most_bytes in _SMALL_BYTES:
         for reach in _REACHES:

@@ -44,7 +44,7 @@ class Launch:
         shown = ", ".join(self.names[:_SHOWN]) + (
             f" and {len(self.names) - _SHOWN} more" if len(self.names) > _SHOWN else ""
         )
-        return f"{self.what} of {shown}"
+        return f"{self.what} of {shown}" if shown else self.what
 
 
 _SHOWN = 3

@@ -46,7 +46,7 @@ def replayed(problem: Problem, caps: Caps, files: Sequence[ScheduleFile]) -> Sol
     """
     file = next((f for f in files if f.graph["hash"] == problem.graph_hash), None)
     if file is None:
-        file = next((f for f in files if f.graph["name"] == problem.name), files[0])
+        file = _nearest(problem, files)
     schedule = bind_schedule(file, problem)
     if wrong := verify(problem, schedule, file.caps):
         raise InputError(
@@ -60,6 +60,25 @@ def replayed(problem: Problem, caps: Caps, files: Sequence[ScheduleFile]) -> Sol
         )
     best = scored(problem, "replayed", schedule)
     return answer_of(best, f"none: replayed from {file.path}", SolvedBy.SCHEDULE_FILE)
+
+
+def _nearest(problem: Problem, files: Sequence[ScheduleFile]) -> ScheduleFile:
+    """Return the file of a graph with the name of ``problem`` that has nearly as many nodes."""
+    named = [file for file in files if file.graph["name"] == problem.name]
+    if not named and len(files) > 1:
+        known = ", ".join(dict.fromkeys(repr(file.graph["name"]) for file in files))
+        raise InputError(
+            f"schedule: expected a schedule of each graph of the job, found none of"
+            f" {problem.name!r} ({problem.num_nodes} nodes), only of {known}; record a run that"
+            " also compiles this graph (an evaluation and each batch size have graphs of their"
+            " own), and solve it again"
+        )
+
+    def distance(file: ScheduleFile) -> int:
+        count = file.graph.get("num_nodes")
+        return abs(count - problem.num_nodes) if isinstance(count, int) else problem.num_nodes
+
+    return min(named or files, key=distance)
 
 
 def answer_of(best: Scored, bound_source: str, solved_by: str) -> SolveResult:

@@ -256,6 +256,12 @@ def test_a_schedule_file_is_replayed(tmp_path):
     )
     with pytest.raises(InputError, match=r"other\.json: the schedule belongs to another graph"):
         answered(problem, FREE, OPTIONS, counting, sources=Sources(schedules=files[:1]))
+    evaluated = replace(a_problem(6), graph_hash="third", name="graph")
+    with pytest.raises(InputError, match=r"none of 'graph' .*an evaluation and each batch"):
+        answered(evaluated, FREE, OPTIONS, counting, sources=Sources(schedules=files))
+    changed = replace(problem, graph_hash="third")  # the nearest of both is named
+    with pytest.raises(InputError, match=r"mine\.json: the schedule belongs to another graph"):
+        answered(changed, FREE, OPTIONS, counting, sources=Sources(schedules=files))
     with pytest.raises(
         InputError,
         match=r"mine\.json: its schedule breaks the caps of this job: .*more than the cap of 1",
