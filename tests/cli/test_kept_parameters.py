@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from apsched.cli.main import main
 from apsched.cli.options import direction, kept_parameters
 from apsched.cli.parser import build_parser
 from apsched.errors import InputError
@@ -128,3 +129,13 @@ def test_a_schedule_of_kept_parameters_is_audited(run: Run) -> None:
     assert ran.code == 0, ran.stderr
     (alone,) = json.loads(ran.stdout)["audit"]
     assert alone["step_time_us"] == found[1]["step_time_us"]
+
+
+@pytest.mark.parametrize(("keep", "says"), [((), True), (("--keep", "all"), False)])
+def test_one_graph_that_gathers_twice_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], keep: tuple[str, ...], says: bool
+) -> None:
+    words = "solve llama3-debug --mesh fsdp=4 --seq 32 --direction joint --budget 0"
+    assert main([*words.split(), *keep, "-o", str(tmp_path / "out")]) == 0
+    note = "note: joint gathers 20 parameters in forward and again in backward; --keep auto"
+    assert (note in capsys.readouterr().out) == says

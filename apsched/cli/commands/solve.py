@@ -136,7 +136,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         print_json(stdout, **report)
     else:
         _print_step(solved, results, apart, along, source.rate, stdout)
-        notes = (*source.notes, *([replaced] if replaced else []))
+        notes = (*source.notes, *_gathered_twice(args, where[-1], results))
+        notes += (replaced,) if replaced else ()
         rewritten = all(graph.captured is not None for graph in solved.graphs)
         print_solved(results, written, notes, stdout, metrics=args.metrics, rewritten=rewritten)
     _raise_lost(lost, unwritten)
@@ -287,6 +288,37 @@ def _print_step(
         print_kept(solved.answer, stdout)
     if along:
         print_along_caps(along, stdout)
+
+
+def _gathered_twice(
+    args: argparse.Namespace, which: str, results: "Sequence[Result]"
+) -> tuple[str, ...]:
+    """Return a note where one graph of forward and backward gathers parameters twice and no choice
+    of those that are kept is stated.
+    """
+    from collections import Counter
+
+    from apsched.kinds import CollectiveKind
+
+    if which != "joint" or args.keep is not None:
+        return ()
+    gathers = Counter(
+        collective.module
+        for result in results
+        for collective in result.problem.collectives
+        if result.problem.keys[collective.key].kind == CollectiveKind.ALL_GATHER
+        and collective.module
+        and not collective.on_path
+    )
+    count = sum(1 for number in gathers.values() if number > 1)
+    if not count:
+        return ()
+    return (
+        (
+            f"joint gathers {count} parameters in forward and again in backward; --keep auto"
+            " chooses those that stay gathered, if they fit"
+        ),
+    )
 
 
 def _raise_lost(lost: "list[ApschedError]", unwritten: str) -> None:
