@@ -7,7 +7,7 @@ forward to backward), ``set_reshard_after_backward`` (gathered until the next mi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class Fsdp2MicroBatches:
     units: tuple[Unit, ...]
     settings: tuple[Fsdp2Settings, ...]
     """One for each micro-batch."""
-    _is_open: bool = False
+    _is_open: bool = field(default=False, init=False, repr=False)
     """Whether gradients are not reduced yet, or parameters stay gathered, behind the micro-batch
     that was begun.
     """
