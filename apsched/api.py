@@ -30,7 +30,7 @@ from apsched.config import (
     with_keywords,
 )
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, cluster_names, load_cluster
+from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.model import CostModel
 from apsched.errors import InputError
 from apsched.fx.node_shards import node_groups
@@ -40,6 +40,7 @@ from apsched.graph.graph_file import load_graph
 from apsched.models.mesh import MeshSpec
 from apsched.options_table import read_values
 from apsched.pipeline.assumptions import check_hints
+from apsched.pipeline.cost_choice import cluster_of_graphs
 from apsched.pipeline.load import (
     LoadedGraph,
     beside_each_other,
@@ -308,7 +309,7 @@ def solve(
     cluster = dag.graph["cluster"] if dag is not None else ""
     known_ranks = dag.graph["group_ranks"] if dag is not None else {}
     ranks = {**known_ranks, **checked_group_ranks(group_ranks)}
-    known = load_cluster(cluster) if cluster in cluster_names() else None
+    known = None if dag is None else cluster_of_graphs(None, [dag])
     problem = with_stated_contention(problem, contention, known, ranks)
     check_matches([problem], request.plan)
     problem, without_bitwise = request.posed(problem)

@@ -14,6 +14,7 @@ import networkx as nx
 import orjson
 
 from apsched.atomic_files import one_component, write_atomic
+from apsched.costs.clusters.cluster import Cluster, cluster_of_content, content_of
 from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
 from apsched.graph.check import check_graph
@@ -50,6 +51,7 @@ def load_graph(path: str | os.PathLike[str]) -> nx.DiGraph:
 def to_bytes(dag: nx.DiGraph) -> bytes:
     """Return ``dag`` as the content of a graph file."""
     assumed: Assumed = dag.graph.get("assumed", Assumed())
+    priced_by: Cluster | None = dag.graph.get("priced_by")
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -58,6 +60,7 @@ def to_bytes(dag: nx.DiGraph) -> bytes:
         "graph": {
             "name": one_component(dag.graph["name"], "name of the graph"),
             "cluster": dag.graph["cluster"],
+            **({} if priced_by is None else {"priced_by": content_of(priced_by)}),
             "group_ranks": dag.graph["group_ranks"],
             "storages": [asdict(storage) for storage in dag.graph["storages"]],
             "curves": {name: asdict(curve) for name, curve in sorted(dag.graph["curves"].items())},
@@ -88,6 +91,7 @@ def from_bytes(data: bytes) -> nx.DiGraph:
     dag = nx.DiGraph(
         name=one_component(_get(graph, "name", str), "name of the graph"),
         cluster=_get(graph, "cluster", str),
+        priced_by=_priced_by(graph),
         group_ranks={
             name: _ints(ranks, f"group_ranks of {name}")
             for name, ranks in _get(graph, "group_ranks", dict).items()
@@ -121,6 +125,19 @@ def from_bytes(data: bytes) -> nx.DiGraph:
         dag.add_edge(u, v, kind=kind)
     check_graph(dag)
     return dag
+
+
+def _priced_by(graph: Any) -> Cluster | None:
+    """Return the cluster that priced the graph; ``None`` where the file has its name only."""
+    if "priced_by" not in graph:
+        return None
+    cluster = cluster_of_content(_get(graph, "priced_by", dict), "priced_by")
+    if cluster.name != graph["cluster"]:
+        raise InputError(
+            f"expected the cluster {graph['cluster']!r} as priced_by, found {cluster.name!r}; write"
+            " the file again"
+        )
+    return cluster
 
 
 def _assumed(graph: Any) -> Assumed:

@@ -9,7 +9,9 @@ curve name to a :class:`apsched.costs.price_curve.PriceCurve` (time against byte
 :class:`Assumed`, where sizes depend on data; ``dag.graph["chains"]`` has the chain of each node,
 where there are several (:mod:`apsched.fx.chains`); ``dag.graph["parameters"]`` has the names of
 those among its inputs, ``["gradients"]`` of those whose gradients it returns, as far as they are
-known; ``dag.graph["name"]``, ``["cluster"]``, ``["group_ranks"]`` say where the graph comes from.
+known; ``dag.graph["name"]``, ``["cluster"]``, ``["group_ranks"]`` say where the graph comes from,
+and ``["priced_by"]`` is the :class:`apsched.costs.clusters.cluster.Cluster` called ``["cluster"]``,
+``None`` where it is not known.
 """
 
 from dataclasses import dataclass

@@ -1,18 +1,23 @@
 """Sources of the costs of a command, as chosen and as read. No torch here."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import networkx as nx
 
 from apsched.costs.clusters.cluster import (
     DEFAULT_CLUSTER,
     Cluster,
     cluster_names,
     cluster_of_file,
+    differing_key,
     load_cluster,
 )
 from apsched.costs.measured import MeasuredCosts
 from apsched.costs.measured_file import load_costs
 from apsched.costs.network.table import CollectiveTable, load_table
+from apsched.errors import InputError
 from apsched.problem.contention_spec import ContentionChoice
 
 _DEVICES = ("cpu", "a100", "h100", "h200", "b200", "gb200", "mi300x")
@@ -88,9 +93,46 @@ def _device_in(text: str) -> str | None:
     return next((device for device in _DEVICES if device in words), None)
 
 
-def cluster_named(costs: CostChoice, name: str) -> Cluster | None:
-    """Return the cluster that was chosen, else the one called ``name``, as a graph file has it;
-    ``None`` where that does not ship.
+def cluster_of_graphs(stated: str | None, dags: Sequence[nx.DiGraph]) -> Cluster | None:
+    """Return the cluster that priced ``dags``, as they hold it. Graph files of earlier versions
+    have its name only: of those the cluster ``stated`` (``--cluster``), else the one that ships
+    under that name. ``None`` where it is not known, or not one.
     """
-    stated = costs.cluster or (name if name in cluster_names() else None)
-    return load_cluster(stated) if stated else None
+    found = {(dag.graph["cluster"], dag.graph.get("priced_by")) for dag in dags}
+    if len(found) != 1:
+        return None
+    name: str
+    priced_by: Cluster | None
+    ((name, priced_by),) = found
+    if priced_by is not None:
+        return priced_by
+    by_name = stated or (name if name in cluster_names() else None)
+    return load_cluster(by_name) if by_name else None
+
+
+def check_same_cluster(stated: str, dags: Sequence[nx.DiGraph], label: str) -> None:
+    """Raise ``InputError`` if the cluster ``stated`` is not the one that priced ``dags``, those of
+    the graph file ``label``.
+    """
+    cluster = load_cluster(stated)
+    names = sorted({dag.graph["cluster"] for dag in dags})
+    if names != [cluster.name]:
+        raise InputError(
+            f"--cluster cannot change {label}: its costs are those of {', '.join(names)!r}; capture"
+            f" it again for {stated!r}"
+        )
+    for dag in dags:
+        priced_by: Cluster | None = dag.graph.get("priced_by")
+        differs = None if priced_by is None else differing_key(priced_by, cluster)
+        if differs is not None:
+            key, in_graph, in_file = differs
+            raise InputError(
+                f"--cluster cannot change {label}: its costs are those of a cluster"
+                f" {cluster.name!r} with {_entry(key, in_graph)}, and {stated} has"
+                f" {_entry(key, in_file)}; leave --cluster out, or capture it again with --cluster"
+                f" {stated}"
+            )
+
+
+def _entry(key: str, value: object) -> str:
+    return f"no {key}" if value is None else f"{key} = {value!r}"

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from apsched.costs.clusters.cluster import Cluster, load_cluster
+from apsched.costs.clusters.cluster import Cluster
 from apsched.errors import InputError
 from apsched.graph.reprice import repriced
 from apsched.pipeline.assumptions import check_hints
 from apsched.pipeline.cost_choice import (
     CostChoice,
     ReadCosts,
-    cluster_named,
+    check_same_cluster,
+    cluster_of_graphs,
     other_device,
     read_costs,
 )
@@ -90,7 +91,7 @@ def loaded(
     ends. In one graph of forward and backward the parameters ``kept`` are gathered once.
     """
     with loaded_at(request, (costs,), direction, progress, kept=kept) as (source,):
-        cluster = cluster_named(costs, source.cluster)
+        cluster = cluster_of_graphs(costs.cluster, [graph.dag for graph in source.graphs])
         notes = () if cluster is None else contention_off(costs.contention, cluster)
         yield replace(source, notes=(*source.notes, *notes))
 
@@ -266,8 +267,8 @@ def _axes_of_groups(source: OpenedSource, graphs: Sequence[LoadedGraph]) -> tupl
 def _contended(
     source: LoadedSource, costs: CostChoice, cluster: Cluster | None = None
 ) -> LoadedSource:
-    """Return ``source`` with the stated contention; of graph files the cluster is known by name."""
-    cluster = cluster or cluster_named(costs, source.cluster)
+    """Return ``source`` with the stated contention; graph files hold the cluster, or its name."""
+    cluster = cluster or cluster_of_graphs(costs.cluster, [graph.dag for graph in source.graphs])
 
     def posed(graph: LoadedGraph) -> LoadedGraph:
         ranks = graph.dag.graph["group_ranks"]
@@ -293,13 +294,6 @@ def group_ranks_of(capture: "Capture") -> dict[str, tuple[int, ...]]:
 def _from_graph_files(
     source: OpenedSource, costs: CostChoice, chosen: ReadCosts, direction: str
 ) -> LoadedSource:
-    dags = (
-        source.dags
-        if chosen.measured is None
-        else tuple(repriced(dag, chosen.measured, chosen.cluster) for dag in source.dags)
-    )
-    clusters = {dag.graph["cluster"] for dag in dags}
-    name = next(iter(clusters)) if len(clusters) == 1 else ", ".join(sorted(clusters))
     if costs.collectives:
         raise InputError(
             f"--collectives cannot change {source.label}: a graph file holds its costs; capture it"
@@ -310,12 +304,15 @@ def _from_graph_files(
             f"--unfused cannot change {source.label}: a graph file holds its costs; capture it"
             " again with --unfused"
         )
-    if costs.cluster is not None and load_cluster(costs.cluster).name != name:
-        raise InputError(
-            f"--cluster cannot change {source.label}: its costs are those of {name!r}; capture it"
-            f" again for {costs.cluster!r}"
-        )
-    cluster = cluster_named(costs, name)
+    if costs.cluster is not None:
+        check_same_cluster(costs.cluster, source.dags, source.label)
+    cluster = cluster_of_graphs(costs.cluster, source.dags)
+    dags = source.dags
+    if chosen.measured is not None:
+        # the costs name a cluster; the graphs may hold another one of that name
+        same = cluster is not None and cluster.name == chosen.cluster.name
+        shapes = cluster if cluster is not None and same else chosen.cluster
+        dags = tuple(repriced(dag, chosen.measured, shapes) for dag in dags)
     memory_bytes = cluster.device.memory_bytes if cluster else None
     wanted = _in_direction(tuple(dag.graph["name"] for dag in dags), direction, source.label)
     graphs = tuple(
@@ -331,7 +328,7 @@ def _from_graph_files(
     return LoadedSource(
         label=source.label,
         slug=source.slug,
-        cluster=name,
+        cluster=", ".join(sorted({dag.graph["cluster"] for dag in dags})),
         graphs=beside_each_other(graphs, cluster),
     )
 

@@ -8,6 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
+
 from apsched import __version__
 from apsched.atomic_files import digest
 from apsched.costs.clusters.cluster import Cluster
@@ -15,7 +17,7 @@ from apsched.errors import InputError
 from apsched.graph.graph_file import from_bytes, to_bytes
 from apsched.kinds import NodeKind
 from apsched.pipeline.compile_ahead import begin_to_compile, wait_until_compiled
-from apsched.pipeline.cost_choice import CostChoice, cluster_named, read_costs
+from apsched.pipeline.cost_choice import CostChoice, cluster_of_graphs, read_costs
 from apsched.pipeline.device_memory import BesideGraph, MemoryAccount, beside_graphs
 from apsched.pipeline.load import LoadedGraph, LoadedSource, loaded_at
 from apsched.pipeline.solve_graph import under_plan
@@ -130,10 +132,11 @@ def _key(setting: Setting) -> Key:
 
 def _beside_each_other(rows: Sequence[GraphRow], setting: Setting, store: Store) -> list[Prepared]:
     """Return the graphs of one setting with the memory that the device holds beside each."""
-    cluster = cluster_of(rows[0], setting) if rows else None
+    dags = [from_bytes(store.graph_content(row)) for row in rows]
+    cluster = cluster_of(dags, setting) if dags else None
     if cluster is None:
         return [Prepared(setting=setting, graph=row) for row in rows]
-    found = beside_graphs([from_bytes(store.graph_content(row)) for row in rows], cluster)
+    found = beside_graphs(dags, cluster)
     return [
         Prepared(
             setting=setting,
@@ -221,9 +224,8 @@ def _at_speeds(row: GraphRow, setting: Setting, store: Store) -> GraphRow:
     """Return the row of the graph at the speeds of ``setting``, which is kept, too."""
     if setting.speeds == Speeds():
         return row
-    dag, notes = at_speeds(
-        from_bytes(store.graph_content(row)), setting.speeds, cluster_of(row, setting)
-    )
+    dag = from_bytes(store.graph_content(row))
+    dag, notes = at_speeds(dag, setting.speeds, cluster_of([dag], setting))
     added = _added(
         to_bytes(dag),
         {**row.described, **setting.speeds.described()},
@@ -354,14 +356,16 @@ def _caps(memory: MemoryAxis, ends: tuple[int, int]) -> list[MemoryCap | None]:
     return caps + ([MemoryCap()] if None in found else [])
 
 
-def cluster_of(row: GraphRow, setting: Setting) -> Cluster | None:
-    """Return the cluster that the costs stand for; ``None`` where a graph file names one that does
-    not ship.
+def cluster_of(dags: Sequence[nx.DiGraph], setting: Setting) -> Cluster | None:
+    """Return the cluster that the costs of ``dags``, graphs of ``setting``, stand for; ``None``
+    where graph files name one that does not ship and do not hold it.
     """
+    if any(dag.graph.get("priced_by") is not None for dag in dags):
+        return cluster_of_graphs(setting.costs.cluster, dags)
     if (
         classify(setting.request.source) is not SourceKind.GRAPH_FILE
         or setting.costs.cluster
         or setting.costs.costs
     ):
         return read_costs(setting.costs).cluster
-    return cluster_named(setting.costs, row.cluster)
+    return cluster_of_graphs(None, dags)

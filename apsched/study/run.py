@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TextIO
 
 from apsched.errors import ApschedError
+from apsched.graph.graph_file import from_bytes
 from apsched.problem.contention_spec import ContentionChoice
 from apsched.quantities import show_bytes
 from apsched.solver import Known
@@ -214,16 +215,16 @@ def _handed(engine: Engine, function: Callable[..., Outcome], *args: Any) -> Fut
 
 def _question(live: OpenChain) -> Question:
     setting, graph = live.prepared.setting, live.prepared.graph
+    content = live.store.graph_content(graph)
+    is_contended = setting.costs.contention != ContentionChoice()
     return Question(
-        graph=live.store.graph_content(graph),
+        graph=content,
         request=setting.search,
         device_memory_bytes=graph.device_memory_bytes,
         beside=live.prepared.beside,
         beside_bytes=graph.in_step.beside_bytes,
         contention=setting.costs.contention,
-        cluster=(
-            cluster_of(graph, setting) if setting.costs.contention != ContentionChoice() else None
-        ),
+        cluster=cluster_of([from_bytes(content)], setting) if is_contended else None,
     )
 
 

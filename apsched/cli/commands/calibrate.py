@@ -183,11 +183,11 @@ def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
 
 def _cluster(args: argparse.Namespace, source: "LoadedSource") -> "Cluster":
     """Return the stated cluster, else that of the graph files."""
-    from apsched.costs.clusters.cluster import cluster_of_file, load_cluster
+    from apsched.costs.clusters.cluster import cluster_of_file
+    from apsched.pipeline.cost_choice import cluster_of_graphs
 
-    return (
-        load_cluster(args.cluster) if args.cluster else cluster_of_file(source.cluster, args.source)
-    )
+    known = cluster_of_graphs(args.cluster, [graph.dag for graph in source.graphs])
+    return known or cluster_of_file(source.cluster, args.source)
 
 
 def _known(path: Path, source: str) -> "MeasuredCosts | None":

@@ -132,11 +132,11 @@ def _relaxed(
     progress: "Progress",
 ) -> "tuple[Relaxed, ...]":
     """Return the gain of ``graph``, whose answer is ``result``, from one more of each thing."""
-    from apsched.pipeline.cost_choice import cluster_named
+    from apsched.pipeline.cost_choice import cluster_of_graphs
     from apsched.problem.faster_network import faster_network
     from apsched.what_if.one_more import relaxed
 
-    cluster = cluster_named(costs, graph.dag.graph["cluster"])
+    cluster = cluster_of_graphs(costs.cluster, [graph.dag])
     ranks = graph.dag.graph["group_ranks"]
     with progress.stage(f"one more of each {graph.problem.name}"):
         network = faster_network(graph.problem, cluster, ranks) if cluster else None

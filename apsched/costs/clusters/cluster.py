@@ -7,8 +7,8 @@ unknown, missing or impossible is an error that names the file and the key.
 
 import math
 import tomllib
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib import resources
@@ -225,6 +225,44 @@ def cluster_text(name: str) -> str:
     )
 
 
+def content_of(cluster: Cluster) -> dict[str, Any]:
+    """Return the keys and values of ``cluster`` as its file has them, without those that the file
+    leaves out.
+    """
+    return _without_defaults(asdict(cluster))
+
+
+def differing_key(one: Cluster, other: Cluster) -> tuple[str, object, object] | None:
+    """Return the first key, with both values, in which two clusters differ; ``None`` where all
+    that has an effect on costs and memory is equal: name and description have none.
+    """
+    here, there = (dict(_flat(asdict(cluster))) for cluster in (one, other))
+    return next(
+        (
+            (key, here[key], there[key])
+            for key in here
+            if key not in ("name", "description") and here[key] != there[key]
+        ),
+        None,
+    )
+
+
+def _without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_defaults(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
 @lru_cache
 def _shipped(name: str) -> Cluster:
     return _parse(
@@ -238,7 +276,14 @@ def _parse(content: bytes, where: str) -> Cluster:
         data = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{where}: not a TOML file: {error}") from error
-    cluster = _build(Cluster, _on_base(data, where), where, "")
+    return cluster_of_content(_on_base(data, where), where)
+
+
+def cluster_of_content(content: Mapping[str, object], where: str) -> Cluster:
+    """Return the cluster with the keys of a cluster file; ``InputError`` names ``where`` and the
+    key that is unknown, missing or impossible.
+    """
+    cluster = _build(Cluster, content, where, "")
     assert isinstance(cluster, Cluster)
     _check_together(cluster, where)
     if cluster.library not in LIBRARIES:

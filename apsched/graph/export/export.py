@@ -8,6 +8,7 @@ import torch
 
 from apsched.capture.captured import CapturedGraph
 from apsched.costs.checked import checked
+from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.compute.fusion import fused_kernels
 from apsched.costs.compute.node_operation import node_operation
 from apsched.costs.model import CostModel, cut_us
@@ -65,6 +66,7 @@ def export_graph(
         impossible price; it names the node.
     """
     profiled = getattr(cost_model, "profiled_sizes", None)
+    priced_by = _priced_by(cost_model, cluster_name)
     sizes = assume_sizes(captured.module.graph, captured.hints, profiled)
     analysis = analyse(captured, group_ranks or {})
     cost_model = checked(cost_model)
@@ -73,6 +75,7 @@ def export_graph(
     dag = nx.DiGraph(
         name=captured.name,
         cluster=cluster_name,
+        priced_by=priced_by,
         group_ranks=_ranks_that_fit(analysis, group_ranks or {}),
         storages=tuple(analysis.table.storages),
         curves=curves,
@@ -88,6 +91,12 @@ def export_graph(
     dag.add_edges_from(order, kind="order")
     check_graph(dag)
     return dag
+
+
+def _priced_by(cost_model: CostModel, cluster_name: str) -> Cluster | None:
+    """Return the cluster of ``cost_model`` if it is the one called ``cluster_name``."""
+    known = getattr(cost_model, "cluster", None)
+    return known if isinstance(known, Cluster) and known.name == cluster_name else None
 
 
 def _ranks_that_fit(
