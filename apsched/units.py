@@ -4,6 +4,8 @@ import math
 
 TICKS_PER_US = 1000  # one tick is a nanosecond
 LONGEST_US = 24 * 3600 * 1e6  # a day: the ticks of a step fit into 64 bits
+LARGEST_MESSAGE_BYTES = 2**50  # a pebibyte: more than any device holds
+MOST_RANKS = 2**20  # a million: more than any job has
 # torch's CUDA allocator rounds every block up to this (c10/cuda/CUDACachingAllocator.cpp,
 # kMinBlockSize)
 ALLOCATION_BYTES = 512

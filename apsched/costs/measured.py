@@ -16,6 +16,10 @@ from apsched.kinds import CollectiveKind
 
 _Key = TypeVar("_Key", int, str, CollectiveKind)
 SOURCES = ("profile", "measured")
+SLOWEST_GB_PER_S, FASTEST_GB_PER_S = 1e-6, 1e6
+"""A kilobyte to a petabyte a second. Links are faster than the first, but small messages far apart
+in time can show such a slope.
+"""
 _POINTS_PER_OCTAVE = 4
 _FURTHER = 4
 """How far beyond the largest message the fitted bandwidth is laid down, in sizes of it; a table
@@ -112,7 +116,7 @@ class MeasuredCosts:
 
 def fitted_bytes_per_us(points: tuple[tuple[int, float], ...]) -> float | None:
     """Return beta of t = alpha + bytes / beta by the median slope over all pairs of points (Theil,
-    Sen); ``None`` where t does not rise.
+    Sen), within the range of a file of costs; ``None`` where t does not rise.
     """
     slopes = [
         (t1 - t0) / (s1 - s0)
@@ -121,7 +125,9 @@ def fitted_bytes_per_us(points: tuple[tuple[int, float], ...]) -> float | None:
         if s1 != s0
     ]
     us_per_byte = median(slopes) if slopes else 0.0
-    return 1 / us_per_byte if us_per_byte > 0 else None
+    if us_per_byte <= 0:
+        return None
+    return min(max(1 / us_per_byte, SLOWEST_GB_PER_S * 1e3), FASTEST_GB_PER_S * 1e3)
 
 
 def rising(

@@ -25,16 +25,23 @@ u0 = 6144
 """
 
 import json
-import math
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from apsched.costs.measured import SOURCES, MeasuredCosts, Price, Transfers
+from apsched.costs.measured import (
+    FASTEST_GB_PER_S,
+    SLOWEST_GB_PER_S,
+    SOURCES,
+    MeasuredCosts,
+    Price,
+    Transfers,
+)
 from apsched.errors import InputError
 from apsched.kinds import PRICED_KINDS, CollectiveKind
-from apsched.units import LONGEST_US
+from apsched.units import LARGEST_MESSAGE_BYTES, LONGEST_US, MOST_RANKS
 
 FORMAT = "apsched costs"
 VERSION = 2
@@ -201,8 +208,13 @@ def _transfers(entry: Any, where: str) -> Transfers:
     if not points:
         raise InputError(f"{where}: expected points = [[bytes, microseconds], ...], found none")
     gb_per_s = entry.get("gb_per_s")
-    if gb_per_s is not None and not _number_of(gb_per_s, f"{where}, gb_per_s"):
-        raise InputError(f"{where}: gb_per_s must be above 0; found {gb_per_s!r}")
+    if gb_per_s is not None and not (
+        SLOWEST_GB_PER_S <= _number_of(gb_per_s, f"{where}, gb_per_s") <= FASTEST_GB_PER_S
+    ):
+        raise InputError(
+            f"{where}: gb_per_s must be in GB/s, 10**9 bytes a second, between"
+            f" {SLOWEST_GB_PER_S:g} and {FASTEST_GB_PER_S:g}; found {gb_per_s!r}"
+        )
     return Transfers(
         kind=kind,
         num_ranks=_count(entry, "ranks", where),
@@ -222,10 +234,14 @@ def _read_points(value: Any, where: str) -> tuple[tuple[int, float], ...]:
         )
     points: list[tuple[int, float]] = []
     for size_bytes, time_us in value:
-        if type(size_bytes) is not int or size_bytes < 1 or not _time(time_us, where):
+        if (
+            type(size_bytes) is not int
+            or not 1 <= size_bytes <= LARGEST_MESSAGE_BYTES
+            or not _time(time_us, where)
+        ):
             raise InputError(
-                f"{where}: bytes must be a whole number from 1 on and times above 0; found"
-                f" [{size_bytes!r}, {time_us!r}]"
+                f"{where}: bytes must be a whole number from 1 to {LARGEST_MESSAGE_BYTES} and times"
+                f" above 0; found [{size_bytes!r}, {time_us!r}]"
             )
         if points and size_bytes <= points[-1][0]:
             raise InputError(
@@ -262,7 +278,7 @@ def _number_of(value: Any, where: str) -> float:
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
-        or not (math.isfinite(value) and value >= 0)
+        or not 0 <= value <= sys.float_info.max  # also of an int that no float can hold
     ):
         raise InputError(f"{where}: expected a finite number, 0 or more; found {value!r}")
     return float(value)
@@ -270,8 +286,10 @@ def _number_of(value: Any, where: str) -> float:
 
 def _count(entry: Mapping[str, Any], key: str, where: str) -> int:
     value = entry.get(key)
-    if type(value) is not int or value < 1:
-        raise InputError(f"{where}: expected {key} to be a whole number from 1 on, found {value!r}")
+    if type(value) is not int or not 1 <= value <= MOST_RANKS:
+        raise InputError(
+            f"{where}: expected {key} to be a whole number from 1 to {MOST_RANKS}, found {value!r}"
+        )
     return value
 
 

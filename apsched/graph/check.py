@@ -63,6 +63,12 @@ def _check_sums(
         _require_fits(total_bytes, f"the collectives up to node {name}", "bytes in all")
         _require_fits(extra_bytes, f"the collectives up to node {name}", "members and ranks in all")
     for name, curve in sorted(curves.items()):
+        largest = max(curve.size_bytes[-1], curve.price_ticks[-1])
+        _require(
+            largest < 2**63,
+            f"curve {name}: its sizes and prices must fit into 64 bits, found {largest}; correct"
+            " the measured times and bandwidths, or capture the graph again",
+        )
         at_bytes = max(total_bytes, *(storage.size_bytes for storage in storages), 0)
         what = f"curve {name}: the price of {at_bytes} bytes, the most of this graph,"
         _require_fits(curve(at_bytes) * max(len(records), 1), what, "ticks for all nodes")

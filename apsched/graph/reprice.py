@@ -10,6 +10,7 @@ from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.measured import MeasuredCosts
 from apsched.costs.network.alpha_beta import GroupShape, group_shape
 from apsched.costs.price_curve import PriceCurve, sample_curve
+from apsched.graph.check import check_graph
 from apsched.graph.records import (
     COPY,
     CollectiveRecord,
@@ -27,7 +28,7 @@ def repriced(dag: nx.DiGraph, costs: MeasuredCosts, cluster: Cluster) -> nx.DiGr
     :class:`apsched.costs.measured_model.MeasuredCostModel` would price it.
 
     ``cluster`` says how process ranks lie on nodes. Copies and casts that write-back added keep
-    their price, which is that of a curve.
+    their price, which is that of a curve. ``InputError`` where the prices are too large to add up.
     """
     new = nx.DiGraph(**dag.graph)
     records = [
@@ -46,6 +47,7 @@ def repriced(dag: nx.DiGraph, costs: MeasuredCosts, cluster: Cluster) -> nx.DiGr
     new.graph["cuts"] = tuple(
         cut for cut in dag.graph.get("cuts", ()) if records[cut.node].kernel not in kernels
     )
+    check_graph(new)
     return new
 
 

@@ -112,6 +112,16 @@ BROKEN = {
     ),
     "{good}\n[launch_us]\nall_gather = 1e16": "expected at most a day, in microseconds; found 1e",
     "{good}\ncopies = [[1, 0]]": "times above 0",
+    "{good}\n[launch_us]\nall_gather = 1" + "0" * 400: "expected a finite number, 0 or more",
+    "{good}\ncopies = [[1, 1], [1" + "0" * 400 + ", 2]]": "bytes must be a whole number from 1 to",
+    TRANSFERS.replace("ranks = 1", "ranks = 1" + "0" * 400)
+    + "\npoints = [[1, 1]]": "ranks to be a whole number from 1 to 1048576, found 1",
+    **{
+        f"{TRANSFERS}\npoints = [[1, 1]]\ngb_per_s = {found}": (
+            f"transfers 0: gb_per_s must be in GB/s, .* between 1e-06 and 1e.06; found {found}"
+        )
+        for found in ("1e-300", "1e-09", "0", "10000000")
+    },
     "{good}\n[": "expected TOML as `apsched calibrate` writes it",
 }
 
@@ -126,6 +136,21 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path, text):
     )
     with pytest.raises(InputError, match=f"costs.toml: .*{BROKEN[text]}"):
         load_costs(path)
+
+
+def test_a_fitted_bandwidth_can_be_read_again():
+    for points in (((1, 1.0), (2, 8e10)), ((1, 1.0), (2**50, 1.0 + 1e-9))):
+        transfers = Transfers(
+            kind="all_gather",
+            num_ranks=4,
+            num_nodes=1,
+            source="profile",
+            points=points,
+            bytes_per_us=fitted_bytes_per_us(points),
+        )
+        costs = MeasuredCosts(device="d", cluster="cpu", transfers=(transfers,))
+        assert "gb_per_s = " in dump_costs(costs).decode()
+        assert 1e-3 <= transfers.bytes_per_us <= 1e9
 
 
 def test_a_missing_file_is_named(tmp_path):

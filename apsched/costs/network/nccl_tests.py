@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from apsched.errors import InputError
 from apsched.kinds import CollectiveKind
+from apsched.units import LARGEST_MESSAGE_BYTES, LONGEST_US, MOST_RANKS
 
 _KIND_NAMES = {
     "all_gather": CollectiveKind.ALL_GATHER,
@@ -45,6 +46,21 @@ class Measurement:
     time_us: float
     where: str
     """File and line."""
+
+
+def check_measurement(row: Measurement) -> None:
+    """Raise ``InputError`` where group size, bytes or time are impossible."""
+    in_range = (
+        1 <= row.num_ranks <= MOST_RANKS,
+        1 <= row.size_bytes <= LARGEST_MESSAGE_BYTES,
+        0 < row.time_us <= LONGEST_US,
+    )
+    if not all(in_range):
+        raise InputError(
+            f"{row.where}: group size, bytes and time must be above 0, and at most {MOST_RANKS}"
+            f" ranks, {LARGEST_MESSAGE_BYTES} bytes and a day, in microseconds; found"
+            f" {row.num_ranks}, {row.size_bytes} and {row.time_us:g}"
+        )
 
 
 @dataclass(slots=True)
@@ -155,11 +171,8 @@ def _read_row(section: _Section, tokens: list[str], where: str) -> Measurement |
         )
     if size_bytes == 0:
         return None  # sizes below one element a rank are printed as 0
-    if not time_us > 0:
-        raise InputError(f"{where}: a time must be above 0; found {time_us} us")
     num_ranks, num_nodes = _group(section, where)
-    _check_bandwidth(section.kind, num_ranks, size_bytes, time_us, algbw, busbw, where)
-    return Measurement(
+    row = Measurement(
         kind=section.kind,
         num_ranks=num_ranks,
         num_nodes=num_nodes,
@@ -167,6 +180,9 @@ def _read_row(section: _Section, tokens: list[str], where: str) -> Measurement |
         time_us=time_us,
         where=where,
     )
+    check_measurement(row)
+    _check_bandwidth(section.kind, num_ranks, size_bytes, time_us, algbw, busbw, where)
+    return row
 
 
 def _number_wrong(columns: list[str], tokens: list[str], time_column: int) -> float:

@@ -20,7 +20,7 @@ from typing import Any
 
 from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.network.alpha_beta import GroupShape, bus_factor
-from apsched.costs.network.nccl_tests import Measurement, parse_nccl_tests
+from apsched.costs.network.nccl_tests import Measurement, check_measurement, parse_nccl_tests
 from apsched.errors import InputError
 from apsched.kinds import PRICED_KINDS, CollectiveKind
 
@@ -217,14 +217,7 @@ def _csv_row(header: tuple[str, ...], cells: list[str], where: str) -> Measureme
         time_us=time_us,
         where=where,
     )
-    if (
-        row.num_ranks < 1
-        or row.size_bytes < 1
-        or not (math.isfinite(row.time_us) and row.time_us > 0)
-    ):
-        raise InputError(
-            f"{where}: group size, bytes and time must be above 0; found {','.join(cells)!r}"
-        )
+    check_measurement(row)
     if num_nodes is not None and not 1 <= num_nodes <= row.num_ranks:
         raise InputError(
             f"{where}: {row.num_ranks} ranks lie on 1 to {row.num_ranks} nodes; found {num_nodes}"

@@ -220,6 +220,14 @@ def test_one_point_extrapolates_by_its_bandwidth(tmp_path: Path) -> None:
             CSV + "all_gather,8,1000000,nan\n",
             "line 6: group size, bytes and time must be above 0",
         ),
+        *(
+            ("t.csv", CSV + row, "and at most 1048576 ranks, 1125899906842624 bytes and a day")
+            for row in (
+                "all_gather,8,1000000,1e300\n",
+                f"all_gather,8,1{'0' * 400},70\n",
+                "all_gather,9999999,1000000,70\n",
+            )
+        ),
         (
             "t.csv",
             CSV + "all_gather,0,1000000,70\n",
