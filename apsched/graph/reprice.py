@@ -2,6 +2,7 @@
 its own prices. No torch here.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import networkx as nx
@@ -21,6 +22,9 @@ from apsched.graph.records import (
 )
 from apsched.kinds import NodeKind
 from apsched.units import us_to_ticks
+
+_LISTED = 4
+"""Groups that a note names, of many."""
 
 
 def repriced(dag: nx.DiGraph, costs: MeasuredCosts, cluster: Cluster) -> nx.DiGraph:
@@ -49,6 +53,48 @@ def repriced(dag: nx.DiGraph, costs: MeasuredCosts, cluster: Cluster) -> nx.DiGr
     )
     check_graph(new)
     return new
+
+
+def unmatched(
+    costs: MeasuredCosts, path: str, dags: Sequence[nx.DiGraph], cluster: Cluster
+) -> tuple[str, ...]:
+    """Return a note where ``costs``, those of the file ``path``, have no price for any operation,
+    launch or transfer of ``dags``; empty where they have one.
+
+    ``cluster`` says how process ranks lie on nodes.
+    """
+    transfers: set[tuple[str, int, int]] = set()
+    for dag in dags:
+        for rank in range(dag.number_of_nodes()):
+            record: NodeRecord = dag.nodes[rank]["record"]
+            if record.operation in costs.compute and not record.role:
+                return ()
+            if (collective := record.collective) is None:
+                continue
+            if collective.kind in costs.launch_us:
+                return ()
+            shape = priced_kind(collective.kind), *_ranks_and_nodes(dag, collective, cluster)
+            if costs.transfer_source(*shape) is not None:
+                return ()
+            transfers.add(shape)
+    has = _listed((t.kind, t.num_ranks, t.num_nodes) for t in costs.transfers)
+    num = len(costs.compute)
+    but = ", except those of copies" if costs.copies else ""
+    return (
+        f"no price of {path} matches{but}: it has {num} operation{'' if num == 1 else 's'} and"
+        f" {has}; the graphs have other operations and {_listed(transfers)}; calibrate with the"
+        " same model, sizes and mesh",
+    )
+
+
+def _listed(transfers: Iterable[tuple[str, int, int]]) -> str:
+    """Return the kinds and groups of ``transfers`` as text, the first ones of many."""
+    names = [
+        f"{kind} on {num_ranks} ranks of {num_nodes} node{'' if num_nodes == 1 else 's'}"
+        for kind, num_ranks, num_nodes in sorted(set(transfers))
+    ]
+    more = [f"{len(names) - _LISTED} more"] if len(names) > _LISTED else []
+    return ", ".join([*names[:_LISTED], *more]) or "no transfers"
 
 
 def _record(

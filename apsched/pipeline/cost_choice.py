@@ -50,6 +50,8 @@ class ReadCosts:
     cluster: Cluster
     table: CollectiveTable | None = None
     measured: MeasuredCosts | None = None
+    path: str = ""
+    """The file of ``measured``."""
 
 
 def read_costs(costs: CostChoice) -> ReadCosts:
@@ -63,6 +65,7 @@ def read_costs(costs: CostChoice) -> ReadCosts:
         cluster=cluster,
         table=load_table(*costs.collectives) if costs.collectives else None,
         measured=measured,
+        path=costs.costs or "",
     )
 
 

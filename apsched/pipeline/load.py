@@ -11,7 +11,7 @@ import networkx as nx
 
 from apsched.costs.clusters.cluster import Cluster
 from apsched.errors import InputError
-from apsched.graph.reprice import repriced
+from apsched.graph.reprice import repriced, unmatched
 from apsched.pipeline.assumptions import check_hints
 from apsched.pipeline.cost_choice import (
     CostChoice,
@@ -238,6 +238,9 @@ def _export_capture(
             f"measured collectives: {line}"
             for line in (*costs.table.notes, *costs.table.beyond(cluster))
         )
+    if costs.measured is not None:
+        dags = [graph.dag for graph in graphs]
+        notes += unmatched(costs.measured, costs.path, dags, cluster)
     return LoadedSource(
         label=source.label,
         slug=source.slug,
@@ -308,10 +311,12 @@ def _from_graph_files(
         check_same_cluster(costs.cluster, source.dags, source.label)
     cluster = cluster_of_graphs(costs.cluster, source.dags)
     dags = source.dags
+    notes: tuple[str, ...] = ()
     if chosen.measured is not None:
         # the costs name a cluster; the graphs may hold another one of that name
         same = cluster is not None and cluster.name == chosen.cluster.name
         shapes = cluster if cluster is not None and same else chosen.cluster
+        notes = unmatched(chosen.measured, chosen.path, dags, shapes)
         dags = tuple(repriced(dag, chosen.measured, shapes) for dag in dags)
     memory_bytes = cluster.device.memory_bytes if cluster else None
     wanted = _in_direction(tuple(dag.graph["name"] for dag in dags), direction, source.label)
@@ -330,6 +335,7 @@ def _from_graph_files(
         slug=source.slug,
         cluster=", ".join(sorted({dag.graph["cluster"] for dag in dags})),
         graphs=beside_each_other(graphs, cluster),
+        notes=notes,
     )
 
 
