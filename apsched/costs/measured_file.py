@@ -112,6 +112,11 @@ def load_costs(path: str | Path) -> MeasuredCosts:
     """Return the costs in the file ``path``; ``InputError`` names the file, the entry and the
     error.
     """
+    if path == "":  # as a path it is the working directory
+        raise InputError(
+            "the costs: expected the path of a file, found an empty path; `apsched calibrate`"
+            " writes such files"
+        )
     path = Path(path)
     try:
         content = tomllib.loads(path.read_bytes().decode())

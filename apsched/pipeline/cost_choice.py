@@ -60,7 +60,7 @@ def read_costs(costs: CostChoice) -> ReadCosts:
     if costs.cluster is None and measured is not None:
         cluster = cluster_of_file(measured.cluster, str(costs.costs))
     else:
-        cluster = load_cluster(costs.cluster or DEFAULT_CLUSTER)
+        cluster = load_cluster(DEFAULT_CLUSTER if costs.cluster is None else costs.cluster)
     return ReadCosts(
         cluster=cluster,
         table=load_table(*costs.collectives) if costs.collectives else None,

@@ -80,3 +80,39 @@ def test_times_that_no_curve_can_hold_are_refused(
     assert ran.code == 2
     assert "must fit into 64 bits" in ran.errors[0]
     assert "correct the measured times and bandwidths" in ran.errors[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [("--costs", "the costs"), ("--collectives", "the tables of collectives")],
+)
+def test_an_empty_path_is_named_as_such(
+    run: Run, debug_graphs: dict[str, Path], option: str, name: str
+) -> None:
+    ran = run("solve", debug_graphs["backward"], option, "")
+    assert ran.code == 2
+    assert f"{name}: expected the path of a file, found an empty path" in ran.errors[0]
+
+
+def test_an_empty_name_of_a_cluster_is_not_the_default(run: Run) -> None:
+    ran = run("solve", "llama3-debug", "--cluster", "")
+    assert ran.code == 2
+    assert "expected the name of a cluster or the path of a .toml file, found ''" in ran.errors[0]
+
+
+def test_a_graph_file_is_no_trace_and_the_error_is_one(
+    run: Run, debug_graphs: dict[str, Path]
+) -> None:
+    graph = debug_graphs["backward"]
+    for trace, expected in (
+        (
+            graph,
+            f"{graph}: expected a Chrome trace with traceEvents, as torch.profiler's"
+            " export_chrome_trace writes; found a file of 'apsched graph'; state such a file",
+        ),
+        ("", "the trace: expected the path of a file, found an empty path"),
+    ):
+        ran = run("calibrate", "--trace", trace, "--graph", graph, "-o", "costs.toml")
+        assert ran.code == 2
+        assert expected in ran.errors[0]
+        assert "InputError" not in ran.stderr

@@ -111,10 +111,17 @@ def load_trace(path: str | Path) -> Trace:
     """Return the trace in ``path``; ``InputError`` where it is no trace, or lacks data that
     matching needs.
     """
+    if path == "":  # as a path it is the working directory
+        raise InputError(
+            "the trace: expected the path of a file, found an empty path; torch.profiler's"
+            " export_chrome_trace writes such files"
+        )
     path = Path(path)
     content = read_chrome_trace(path)
     try:
         return _trace(path, content)
+    except InputError:
+        raise  # a ValueError, too, and complete as it is
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         found = f"{type(error).__name__}: {error}"
         raise InputError(
@@ -128,7 +135,7 @@ def _trace(path: Path, content: Any) -> Trace:
     if not isinstance(events, list):
         raise InputError(
             f"{path}: expected a Chrome trace with traceEvents, as torch.profiler's"
-            " export_chrome_trace writes; found none"
+            f" export_chrome_trace writes; found {_form(content)}; state such a file"
         )
     spans = [
         e
@@ -176,6 +183,12 @@ def _trace(path: Path, content: Any) -> Trace:
         kernels=kernels,
         gloo=tuple(sorted((_work(e) for e in transfers), key=lambda work: work.begin_us)),
     )
+
+
+def _form(content: Any) -> str:
+    """Return the form of a file without events, as an error shows it."""
+    form = content.get("format") if isinstance(content, dict) else None
+    return f"a file of {form!r}" if isinstance(form, str) else "none"
 
 
 def read_chrome_trace(path: Path) -> Any:

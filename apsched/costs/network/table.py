@@ -147,6 +147,11 @@ def load_table(*paths: str | Path) -> CollectiveTable:
     """
     if not paths:
         raise InputError("expected at least one file of measured collectives, found none")
+    if "" in paths:  # as a path it is the working directory
+        raise InputError(
+            "the tables of collectives: expected the path of a file, found an empty path; state the"
+            " output of nccl-tests, or CSV"
+        )
     rows: list[Measurement] = []
     for path in map(Path, paths):
         rows += _read(path)
