@@ -207,6 +207,24 @@ def test_between_messages_far_apart_time_is_a_line():
         )
 
 
+def test_below_the_smallest_message_a_transfer_takes_the_time_of_the_smallest(tmp_path):
+    """An upper bound, as `docs/calibration.md` states it, of costs and of tables alike."""
+    points = ((4096, 20.0), (8192, 21.0))
+    transfers = Transfers(
+        kind="all_gather", num_ranks=4, num_nodes=1, source="profile", points=points
+    )
+    costs = MeasuredCosts(device="d", cluster="cpu", transfers=(transfers,))
+    path = tmp_path / "t.csv"
+    rows = [f"all_gather,4,{size_bytes},{time_us}\n" for size_bytes, time_us in points]
+    path.write_text("kind,group_size,size_bytes,time_us\n" + "".join(rows))
+    for model in (
+        MeasuredCostModel(costs, ClusterCostModel(CPU)),
+        ClusterCostModel(CPU, None, load_table(path)),
+    ):
+        for size_bytes in (1, 512, 4096):
+            assert model.collective_us("all_gather", "dp", 4, size_bytes) == 20.0
+
+
 def test_a_file_becomes_a_cost_model(tmp_path):
     path = tmp_path / "costs.toml"
     path.write_bytes(dump_costs(COSTS))

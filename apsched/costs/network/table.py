@@ -2,7 +2,8 @@
 here.
 
 Between two sizes the time is interpolated on logarithmic axes. Below the smallest size it is that
-size's time (latency); above the largest the bandwidth between the last two points goes on. A time
+size's time: an upper bound, since a smaller message can be padded, and no point there separates
+latency from bandwidth. Above the largest the bandwidth between the last two points goes on. A time
 that falls with size is lifted to the largest before it, since a smaller message can always be
 padded; where it falls by much, :attr:`CollectiveTable.notes` says so.
 """
