@@ -74,6 +74,7 @@ class Progress:
         self._live: RichProgress | None = None
         self._task: TaskID | None = None
         self._stage = ""
+        self._within = ""
         self._began = time.perf_counter()
         self._last_line = 0.0
         self._last_news = ""
@@ -93,6 +94,17 @@ class Progress:
             took["seconds"] = time.perf_counter() - self._began
             self._end(sys.exc_info()[0] is None)
 
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        """Put ``name`` before the stages of the body, which try something that was not stated; so
+        its warnings are left out.
+        """
+        before, self._within = self._within, f"{self._within}{name}: "
+        try:
+            yield
+        finally:
+            self._within = before
+
     def note(self, text: str) -> None:
         """Tell the user why something takes longer than usual."""
         if not self._quiet:
@@ -100,7 +112,7 @@ class Progress:
 
     def warning(self, text: str) -> None:
         """Warn the user with ``text``."""
-        if not self._quiet:
+        if not self._quiet and not self._within:
             self._line(f"warning: {text}")
 
     def part(self, part: str) -> None:
@@ -154,6 +166,7 @@ class Progress:
             self._budget = _BudgetTime(began=began, began_share=began_share, now=now, share=share)
 
     def _begin(self, name: str) -> None:
+        name = f"{self._within}{name}"
         self._stage, self._began, self._last_news = name, time.perf_counter(), ""
         self._budget = self._budget_began = None
         if self._quiet:

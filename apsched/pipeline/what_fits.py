@@ -12,9 +12,11 @@ from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import SolveRequest, account_of, caps_of_problem, under_plan
 from apsched.pipeline.sources import DEFAULT_MESH, SourceKind, SourceRequest, classify
 from apsched.progress import Progress
-from apsched.quantities import MemoryCap
+from apsched.quantities import MemoryCap, show_bytes
 
 _LEAST = MemoryCap(size_bytes=0, above_floor=True)
+_LONG_CAPTURE_SECONDS = 60.0
+"""Where a capture takes longer, one option that fits is enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +50,46 @@ def what_fits(
     device is the reason why there is no schedule.
 
     Options are tried by family: activation checkpointing, smaller batches, more process ranks. A
-    family ends with the first option that fits: at most six captures. An option whose graph cannot
-    be captured is left out.
+    family ends with the first option that fits: at most six captures. Where the capture of
+    ``source`` took a minute or more, that option ends all. An option whose graph cannot be captured
+    is left out. Ctrl-C ends the trials, and those that are complete are returned.
     """
-    if not any(default_is_too_small(result) for result in results):
+    short = [result for result in results if default_is_too_small(result)]
+    if not short:
         return ()
-    trials = []
-    for family in _families(source):
-        for option, other in family:
-            with progress.stage(f"try {option}"):
-                trial = _tried(option, other, costs, direction, request)
-            if trial is not None:
-                trials.append(trial)
-            if trial is not None and trial.fits:
+    progress.note(
+        f"no schedule fits: {_lacking(short)}; looking for options that fit, Ctrl-C ends that"
+    )
+    one_is_enough = short[0].seconds.get("capture", 0.0) >= _LONG_CAPTURE_SECONDS
+    trials: list[Trial] = []
+    try:
+        for family in _families(source):
+            if one_is_enough and any(trial.fits for trial in trials):
                 break
+            for option, other in family:
+                trial = _tried(option, other, costs, direction, request, progress)
+                if trial is not None:
+                    trials.append(trial)
+                if trial is not None and trial.fits:
+                    break
+    except KeyboardInterrupt:
+        progress.note("interrupted: no more options are tried")
     return tuple(trials)
+
+
+def _lacking(short: Sequence[Result]) -> str:
+    """Return in words how much memory the graph needs that lacks the most, and has."""
+
+    def room(result: Result) -> int:
+        left_bytes = result.account.left_bytes if result.account else 0
+        return left_bytes - result.answer.floor_memory_bytes
+
+    worst = min(short, key=room)
+    needed_bytes = worst.answer.floor_memory_bytes
+    return (
+        f"{worst.problem.name} needs {show_bytes(needed_bytes)}, has"
+        f" {show_bytes(needed_bytes + room(worst))}"
+    )
 
 
 def default_is_too_small(result: Result) -> bool:
@@ -107,19 +134,33 @@ def _more_process_ranks(mesh: str, times: int) -> str:
 
 
 def _tried(
-    option: str, source: SourceRequest, costs: CostChoice, direction: str, request: SolveRequest
+    option: str,
+    source: SourceRequest,
+    costs: CostChoice,
+    direction: str,
+    request: SolveRequest,
+    progress: Progress,
 ) -> Trial | None:
-    quiet = Progress(quiet=True)
     try:
-        with loaded(source, costs, direction, quiet) as opened:
+        with (
+            progress.within(f"try {option}"),
+            loaded(source, costs, direction, progress) as opened,
+        ):
             needs = []
+            least = replace(request, memory_cap=_LEAST)
             for graph in under_plan(opened.graphs, request):
                 account = account_of(graph, request)
                 if account is None:
                     return None
-                least = caps_of_problem(graph.problem, replace(request, memory_cap=_LEAST), quiet)
-                needs.append((least.memory_cap_bytes or 0, account.left_bytes, graph.problem.name))
-    except ApschedError:
+                caps = caps_of_problem(graph.problem, least, progress)
+                needs.append((caps.memory_cap_bytes or 0, account.left_bytes, graph.problem.name))
+    except ApschedError as error:
+        progress.note(f"{option} is left out: {error}")
         return None
     needed_bytes, left_bytes, name = max(needs, key=lambda need: need[0] - need[1])
-    return Trial(option=option, graph=name, needed_bytes=needed_bytes, left_bytes=left_bytes)
+    trial = Trial(option=option, graph=name, needed_bytes=needed_bytes, left_bytes=left_bytes)
+    progress.note(
+        f"{option} {'fits' if trial.fits else 'is too large'}: {name} needs"
+        f" {show_bytes(needed_bytes)}, has {show_bytes(left_bytes)}"
+    )
+    return trial

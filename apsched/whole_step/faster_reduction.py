@@ -48,8 +48,9 @@ def with_faster_reduction(
         return (replace(source, reduce=_FORMS[0]), costs, direction), None
     step_us = {}
     for form in _FORMS:
-        with progress.stage(f"try --reduce {form}"):
-            step_us[form] = _step_us(replace(source, reduce=form), costs, direction, request)
+        with progress.within(f"try --reduce {form}"):
+            other = replace(source, reduce=form), costs, direction
+            step_us[form] = _step_us(other, request, progress)
     fitting = [form for form in _FORMS if step_us[form] is not None]
     best = min(fitting, key=lambda form: step_us[form] or 0.0, default=_FORMS[0])
     found = FasterReduction(reduce=best, step_us=step_us)
@@ -57,16 +58,14 @@ def with_faster_reduction(
     return (replace(source, reduce=best), costs, direction), found
 
 
-def _step_us(
-    source: SourceRequest, costs: CostChoice, direction: str, request: SolveRequest
-) -> float | None:
+def _step_us(where: Where, request: SolveRequest, progress: Progress) -> float | None:
     """Return the step time of all graphs that reduce gradients."""
-    quiet, total_us = Progress(quiet=True), 0.0
-    with loaded(source, costs, direction, quiet) as opened:
+    total_us = 0.0
+    with loaded(*where, progress) as opened:
         for graph in under_plan(opened.graphs, request):
             if graph.problem.name.partition("-")[0] == "forward":
                 continue
-            best = solve_graph(graph, request, quiet).best
+            best = solve_graph(graph, request, progress).best
             if best is None:
                 return None
             total_us += ticks_to_us(best.step_time_ticks)

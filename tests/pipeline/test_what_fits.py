@@ -3,14 +3,18 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import apsched.costs.clusters
+from apsched import progress
+from apsched.pipeline import what_fits as module
 from tests.conftest import Run
 
 H100 = Path(apsched.costs.clusters.__file__).parent / "h100.toml"
 SOURCE = ("llama3-debug", "--mesh", "fsdp=4", "--seq", "512")
+COMPARE = ("compare", *SOURCE, "--batch", "4", "--budget", "0")
 
 
 @pytest.fixture
@@ -57,6 +61,49 @@ def test_nothing_is_tried_where_another_cap_is_stated(run: Run) -> None:
 
 
 def test_compare_names_them_too(run: Run, small_device: Path) -> None:
-    ran = run("compare", *SOURCE, "--batch", "4", "--cluster", small_device, "--budget", "0")
+    ran = run(*COMPARE, "--cluster", small_device)
     assert ran.code == 1
     assert re.search(r"--batch 2 \([\d.]+ MiB of [\d.]+ MiB\)", ran.errors[0])
+
+
+def test_what_is_missing_is_printed_before_the_trials_and_each_shows_its_stages(
+    run: Run, small_device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    ran = run(*COMPARE, "--cluster", small_device)
+    lines = ran.stderr.splitlines()
+    (first,) = (k for k, line in enumerate(lines) if line.startswith("no schedule fits: backward"))
+    assert re.search(r"needs [\d.]+ MiB, has [\d.]+ MiB; .* Ctrl-C ends that$", lines[first])
+    trials = [k for k, line in enumerate(lines) if line.startswith("try --")]
+    assert min(trials) == first + 1
+    assert sum("try --batch 2: capture" in line and "forward of" in line for line in lines) > 5
+    assert any("--batch 2 fits: backward needs" in line for line in lines)
+    assert any("--mesh fsdp=8 is too large: backward needs" in line for line in lines)
+
+
+def test_an_interrupt_ends_the_trials_and_not_the_answer(
+    run: Run, small_device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = module._tried
+
+    def interrupted(option: str, *others: Any) -> module.Trial | None:
+        if option.startswith("--mesh"):
+            raise KeyboardInterrupt
+        return tried(option, *others)
+
+    monkeypatch.setattr(module, "_tried", interrupted)
+    ran = run(*COMPARE, "--cluster", small_device, "--json")
+    assert ran.code == 1
+    assert [trial["option"] for trial in json.loads(ran.stdout)["tried"]][-1] == "--batch 2"
+    assert "--batch 2 (" in ran.errors[0]
+    assert "interrupted: no more options are tried" in ran.stderr
+
+
+def test_where_captures_are_long_one_option_that_fits_is_enough(
+    run: Run, small_device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LONG_CAPTURE_SECONDS", 0.0)
+    ran = run(*COMPARE, "--cluster", small_device, "--json")
+    trials = json.loads(ran.stdout)["tried"]
+    assert [trial["fits"] for trial in trials] == [*[False] * (len(trials) - 1), True]
+    assert "--mesh" not in ran.errors[0]
