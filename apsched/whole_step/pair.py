@@ -146,12 +146,27 @@ class Step:
         is that with only those parameters kept that a rule keeps.
         """
         request = replace(self.request, memory_cap=memory_cap)
+        step = replace(self, request=request, solved={})
+        if memory_cap is not None and memory_cap.above_floor:
+            return step.above_floor_of(self.pairs_of(self.always))
+        forward, backward = (
+            resolve_caps(graph, request, self.progress).memory_cap_bytes for graph in self.graphs
+        )
+        return replace(step, cap_bytes=(forward, backward))
+
+    def above_floor_of(self, pairs: Iterable[CountedPair]) -> "Step":
+        """Return this step with its memory cap, if that is one above a floor, above the least
+        memory that fits all of ``pairs``, the graphs of one choice.
+        """
+        memory_cap = self.request.memory_cap
         if memory_cap is None or not memory_cap.above_floor:
-            cap_bytes = _cap_bytes(self.graphs, request, self.progress)
-        else:
-            beside = self.beside_bytes(self.always)
-            cap_bytes = _cap_bytes(self.least, request, self.progress, beside)
-        return replace(self, request=request, cap_bytes=cap_bytes, solved={})
+            return self
+        cap_bytes = max(
+            (resolve_caps(graph, self.request, self.progress).memory_cap_bytes or 0) + beside
+            for pair in pairs
+            for graph, beside in zip(pair.graphs, pair.beside_bytes, strict=True)
+        )
+        return replace(self, cap_bytes=(cap_bytes, cap_bytes), solved={})
 
     def with_more(self, size_bytes: int) -> "Step":
         """Return this step with memory caps that are looser by ``size_bytes``."""
@@ -311,22 +326,6 @@ def lowered(caps: Caps, size_bytes: int) -> Caps:
     if cap_bytes is None:
         return caps
     return replace(caps, memory_cap_bytes=max(cap_bytes - size_bytes, 0))
-
-
-def _cap_bytes(
-    graphs: Graphs, request: SolveRequest, progress: Progress, beside_bytes: int = 0
-) -> tuple[int | None, int | None]:
-    """Return the memory caps of forward and of backward, which has ``beside_bytes`` more alive; a
-    stated one is the same for both, also above a floor.
-    """
-    forward, backward = (
-        resolve_caps(graph, request, progress).memory_cap_bytes for graph in graphs
-    )
-    caps = [forward, None if backward is None else backward + beside_bytes]
-    stated = [cap for cap in caps if cap is not None]
-    if request.memory_cap is not None and stated:
-        caps = [max(stated)] * 2
-    return caps[0], caps[1]
 
 
 def pair_of(graphs: Iterable[LoadedGraph], label: str = "keep") -> Graphs:

@@ -109,7 +109,9 @@ def solve_choice(step: Step, request: KeepRequest, label: str = "--keep") -> Ste
     """
     if request.mode == AUTO:
         return solve_step(step)
-    best = step.solve(request.chosen(step.entries, label))
+    chosen = request.chosen(step.entries, label)
+    step = step.above_floor_of(step.pairs_of(chosen))
+    best = step.solve(chosen)
     return StepAnswer(
         best=best,
         bound=TimeBound(

@@ -107,6 +107,22 @@ def test_the_cap_that_is_advised_for_kept_parameters_fits(run: Run) -> None:
     assert ran.code == 0, ran.stderr
 
 
+@pytest.mark.parametrize("above", ["", "+64KiB"])
+@pytest.mark.parametrize("more", [(), ("--accumulate", "3")], ids=["one", "several"])
+def test_a_floor_is_that_of_the_parameters_that_are_stated(
+    run: Run, above: str, more: tuple[str, ...]
+) -> None:
+    words = ("solve", *SOURCE, "--keep", "all", *more, "-o", "out")
+    ran = run(*words, "--memory-cap", f"floor{above}")
+    assert ran.code == 0, ran.stderr
+
+
+def test_a_floor_leaves_room_for_gradients_of_micro_batches_before(run: Run) -> None:
+    words = ("solve", *SOURCE, "--keep", "auto", "--accumulate", "3", "-o", "out")
+    ran = run(*words, "--memory-cap", "floor")
+    assert ran.code == 0, ran.stderr
+
+
 def test_a_schedule_of_kept_parameters_is_applied_to_its_graph_file(run: Run) -> None:
     """The graph file has the choice made."""
     assert run("solve", *SOURCE, "--keep", "all", "-o", "out").code == 0

@@ -86,10 +86,10 @@ def solve_accumulation(
     """Return the answer to the request: the choice found, or the stated one with the bound of its
     own graphs.
     """
-    step = accumulation.step
-    cap_bytes = min((cap for cap in step.cap_bytes if cap is not None), default=None)
     if request.mode != AUTO:
-        best = accumulation.solve(request.chosen(accumulation.entries, label))
+        chosen = request.chosen(accumulation.entries, label)
+        accumulation = accumulation.above_floor_of(chosen)
+        best = accumulation.solve(chosen)
         bound = TimeBound(
             ticks=best.bound_ticks, source=best.pairs[-1].results[-1].answer.bound_source
         )
@@ -102,6 +102,7 @@ def solve_accumulation(
         best = search.best(baselines, excluded)
         baselines = {name: accumulation.solved[one.kept] for name, one in baselines.items()}
         bound = search.bound()
+    caps_bytes = [cap for cap in accumulation.step.cap_bytes if cap is not None]
     answer = AccumulationAnswer(
         num_micro_batches=accumulation.num_micro_batches,
         best=best,
@@ -110,7 +111,7 @@ def solve_accumulation(
         excluded=excluded,
         tried=tuple(accumulation.solved.values()),
         entries=accumulation.entries,
-        cap_bytes=cap_bytes,
+        cap_bytes=min(caps_bytes, default=None),
     )
     if best.fits and bound.ticks > best.step_ticks:
         raise SelfCheckError(

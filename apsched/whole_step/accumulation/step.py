@@ -129,7 +129,7 @@ class Accumulation:
         sums, backward = gradients_of(step.graphs[1]), step.graphs[1].captured
         assert backward is not None
         reduced = sum(allocated_bytes(one.reduced_bytes) for ones in sums.values() for one in ones)
-        return cls(
+        accumulation = cls(
             step=step,
             num_micro_batches=num_micro_batches,
             held=held_in(step.graphs),
@@ -137,10 +137,23 @@ class Accumulation:
             shard_sums=gradients_of(step.graphs[1], of_shards=True),
             other_gradient_bytes=parameter_gradient_bytes(backward) - reduced,
         )
+        return accumulation.above_floor_of(accumulation.always)
 
     def with_cap(self, memory_cap: MemoryCap | None) -> "Accumulation":
-        """Return this step under another memory cap, with the graphs that are made already."""
-        return replace(self, step=self.step.with_cap(memory_cap), solved={})
+        """Return this step under another memory cap, with the graphs that are made already; a floor
+        is that with only those parameters kept that a rule keeps.
+        """
+        step = replace(self.step, request=replace(self.step.request, memory_cap=memory_cap))
+        if memory_cap is None or not memory_cap.above_floor:
+            step = self.step.with_cap(memory_cap)
+        return replace(self, step=step, solved={}).above_floor_of(self.always)
+
+    def above_floor_of(self, choice: Choice) -> "Accumulation":
+        """Return this step with its memory cap, if that is one above a floor, above the least
+        memory that fits all graphs under ``choice``.
+        """
+        step = self.step.above_floor_of(self.pairs_of(choice))
+        return self if step is self.step else replace(self, step=step, solved={})
 
     def with_more(self, size_bytes: int) -> "Accumulation":
         """Return this step with memory caps that are looser by ``size_bytes``."""
