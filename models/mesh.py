@@ -16,6 +16,8 @@ _AXES = ("replicate", "fsdp", "tp", "ep")
 _ALIASES = {"dp": "fsdp", "ddp": "replicate"}
 """Other names of axes: data parallelism, sharded or not."""
 _HSDP = re.compile(r"\bhsdp\s*=\s*(\d+)\s*x\s*(\d+)")
+_MOST_RANKS = 2**20
+"""Each is listed by its number, which is a C int in torch."""
 _EXAMPLES = "fsdp=64, fsdp=16,tp=8, replicate=4,fsdp=16, replicate=64 or fsdp=64,ep=8"
 
 
@@ -43,6 +45,12 @@ class MeshSpec:
                     f"the size of mesh axis {axis!r} must be at least 1; found"
                     f" {getattr(self, axis)}"
                 )
+        if self.world_size > _MOST_RANKS:
+            raise InputError(
+                f"a mesh has at most {_MOST_RANKS} process ranks, the product of replicate, fsdp"
+                f" and tp, since each is listed by its number; found {self.world_size} in {self}:"
+                " state smaller axes"
+            )
         if self.fsdp % self.ep:
             raise InputError(
                 f"mesh axis 'ep' lies inside 'fsdp' and must divide it; found ep={self.ep} and"
@@ -63,6 +71,11 @@ class MeshSpec:
                 raise InputError(
                     f"a mesh is a list of axis=size such as {_EXAMPLES}; found {part.strip()!r} in"
                     f" {text!r}"
+                )
+            if axis == "hsdp":
+                raise InputError(
+                    "mesh axis 'hsdp' takes two sizes, hsdp=NxM for N copies that are each sharded"
+                    f" over M process ranks; found {part.strip()!r} in {text!r}"
                 )
             if axis not in _AXES:
                 raise InputError(

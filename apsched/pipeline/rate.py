@@ -56,7 +56,7 @@ def step_rate(
     by_direction = {direction_named(graph.name): graph for graph in directed}
     if len(directed) != 2 or set(by_direction) != {"forward", "backward"}:
         return None
-    mesh = MeshSpec.parse(request.mesh or DEFAULT_MESH)
+    mesh = MeshSpec.parse(DEFAULT_MESH if request.mesh is None else request.mesh)
     num_inputs = (request.batch or 1) * (request.num_micro_batches or 1) * mesh.data_parallel_size
     each = 1 if source.takes_images else request.seq_len or DEFAULT_SEQ_LEN
     return StepRate(

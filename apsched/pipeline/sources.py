@@ -170,7 +170,7 @@ def _open_preset(request: SourceRequest, stack: ExitStack) -> OpenedSource:
     from apsched.models.options import ModelOptions
     from apsched.models.preset_capture import capture_preset
 
-    mesh = MeshSpec.parse(request.mesh or DEFAULT_MESH)
+    mesh = MeshSpec.parse(DEFAULT_MESH if request.mesh is None else request.mesh)
     options = ModelOptions(activation_checkpoint=request.activation_checkpoint or "none")
     stack.enter_context(world(mesh.world_size))
     capture = capture_preset(
@@ -199,7 +199,7 @@ def _open_transformers(request: SourceRequest, stack: ExitStack) -> OpenedSource
     from apsched.models.transformers.config import build_from_config
 
     path = Path(request.source.removeprefix(TRANSFORMERS_PREFIX))
-    mesh = MeshSpec.parse(request.mesh or DEFAULT_MESH)
+    mesh = MeshSpec.parse(DEFAULT_MESH if request.mesh is None else request.mesh)
     stack.enter_context(world(mesh.world_size))
     built = build_from_config(
         path,
@@ -303,14 +303,23 @@ _OPTIONS = {
     "activation_checkpoint": "--ac",
     "count_saved": "--saved-bytes",
 }
+_TEXTS = {"mesh": "fsdp=64", "activation_checkpoint": "selective"}
+"""Field -> a text that it takes; an empty one is not the default."""
 _OPTIONS_OF_GRAPHS = {"group_ranks": "--group-ranks", "imports": "--import"}
 
 
 def checked_kind(request: SourceRequest) -> SourceKind:
-    """Return the kind of the source. Refuse options of presets for a graph that exists already, and
-    those about names of groups and operators for presets and priced graphs.
+    """Return the kind of the source. Refuse empty texts, options of presets for a graph that exists
+    already, and those about names of groups and operators for presets and priced graphs.
     """
     kind = classify(request.source)
+    for field, example in _TEXTS.items():
+        text = getattr(request, field)
+        if text is not None and not text.strip():
+            raise InputError(
+                f"{_OPTIONS[field]}: expected a text such as {example}, found {text!r}; state it,"
+                f" or leave {_OPTIONS[field]} out"
+            )
     built = tuple(_OPTIONS)
     allowed = {
         SourceKind.PRESET: built,

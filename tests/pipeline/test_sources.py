@@ -28,6 +28,13 @@ GRAPHS = {
 NAMES = ["forward-1", "backward-1", "forward-2"]
 
 
+@pytest.mark.parametrize("flag", ["--mesh", "--ac"])
+def test_an_empty_text_is_not_the_default(run: Run, flag: str) -> None:
+    ran = run("compare", "llama3-debug", flag, "")
+    assert ran.code == 2
+    assert f"{flag}: expected a text such as" in ran.errors[0]
+
+
 def test_what_torch_wrote_is_told_by_its_place_and_name(tmp_path: Path) -> None:
     debug_directory(tmp_path, GRAPHS)
     log = trace_log(tmp_path / "dedicated_log_torch_trace_k2.log", [(0, SMALL)])
