@@ -1,10 +1,13 @@
 """``--vary``: what is typed, and what it stands for."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from apsched.errors import InputError
 from apsched.quantities import MemoryCap
-from apsched.study.axes import Axis, MemoryAxis, MemoryRange, axis_text, label_of, parse_vary
+from apsched.study.axes import AXES, Axis, MemoryAxis, MemoryRange, axis_text, label_of, parse_vary
 
 
 @pytest.mark.parametrize(
@@ -80,3 +83,9 @@ def test_what_is_wrong_is_said(text: str, word: str) -> None:
     with pytest.raises(InputError, match="--vary") as error:
         parse_vary([text])
     assert word in str(error.value)
+
+
+def test_the_documentation_names_every_axis() -> None:
+    page = Path(__file__).parents[2] / "docs" / "studies.md"
+    table = page.read_text().partition("| `--vary` | means |")[2].partition("\n\n")[0]
+    assert [axis for axis in AXES if not re.search(rf"`{axis}[`=]", table)] == []
