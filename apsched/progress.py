@@ -17,17 +17,19 @@ from rich.text import Text
 from apsched.quantities import show_us
 
 _SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_BEFORE_LONG = 1.0
+"""Seconds since the last line after which a part that may take minutes has a line of its own."""
 _SECONDS_OF_PACE = 0.5
 """Time for which the budget must have been used before the pace of this machine is known."""
 _RUNNING: "ContextVar[Progress | None]" = ContextVar("running", default=None)
 
 
-def working_on(part: str) -> None:
+def working_on(part: str, *, is_long: bool = False) -> None:
     """Show the ``part`` of the running stage that begins: a module, a pass; nothing where no stage
-    runs.
+    runs. A part that ``is_long`` may take minutes, in which no other begins.
     """
     if (progress := _RUNNING.get()) is not None:
-        progress.part(part)
+        progress.part(part, is_long=is_long)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +117,12 @@ class Progress:
         if not self._quiet and not self._within:
             self._line(f"warning: {text}")
 
-    def part(self, part: str) -> None:
+    def part(self, part: str, *, is_long: bool = False) -> None:
         """Show the part of the stage that begins, as :func:`working_on` does."""
+        wait = min(_SECONDS_BETWEEN_LINES, _SECONDS_BEFORE_LONG if is_long else math.inf)
         if self._live is not None and self._task is not None:
             self._live.update(self._task, description=f"{self._stage}: {part}")
-        elif not self._quiet and time.perf_counter() - self._last_line >= _SECONDS_BETWEEN_LINES:
+        elif not self._quiet and time.perf_counter() - self._last_line >= wait:
             self._line(f"{self._stage} {time.perf_counter() - self._began:6.1f} s  {part}")
 
     def solver(

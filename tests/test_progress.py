@@ -41,6 +41,18 @@ def test_short_stages_have_no_parts_in_a_log() -> None:
     assert "layers.0" not in stream.getvalue()
 
 
+def test_a_part_that_may_take_minutes_has_a_line_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    with Progress(stream).stage("capture"):
+        working_on("pass mark_chains", is_long=True)
+        assert "mark_chains" not in stream.getvalue(), "a moment after the line of the stage"
+        monkeypatch.setattr(module, "_SECONDS_BEFORE_LONG", 0.0)
+        working_on("forward of layers.0")
+        working_on("partition", is_long=True)
+    assert "layers.0" not in stream.getvalue()
+    assert re.search(r"^capture +\d\.\d s  partition$", stream.getvalue(), re.MULTILINE)
+
+
 def test_a_terminal_shows_each_part_in_place() -> None:
     stream = Terminal()
     progress = Progress(stream)

@@ -26,6 +26,7 @@ from apsched.fx.passes.partition_replay import (
 )
 from apsched.fx.passes.roles import classify
 from apsched.fx.passes.run_passes import PassList, run_passes
+from apsched.progress import working_on
 from apsched.torch_compat.graphs import is_parameter_or_buffer, process_group_names
 from apsched.torch_compat.partition import partitioned_graphs
 
@@ -95,7 +96,7 @@ def capture_module(
             inputs,
             prepare,
             is_static=lambda node: is_parameter_or_buffer(node.meta.get("desc")),
-            saves=lambda joint: replayed_saves(joint.graph.nodes),
+            saves=_saves,
             beside=(unprepared, untagged.append) if count_saved else None,
         )
     saved = None
@@ -103,6 +104,7 @@ def capture_module(
         saved = SavedBytes(
             tagged=saved_bytes(forward, num_outputs), untagged=saved_bytes(untagged[0], num_outputs)
         )
+    working_on(f"missing values of {len(forward.graph.nodes)} nodes", is_long=True)
     forward = run_passes(with_missing_values(forward), (tag_saved(num_outputs),)).module
     graphs = [_captured("forward", forward, kept=forward.graph.find_nodes(op="placeholder"))]
     if backward is not None:
@@ -113,6 +115,12 @@ def capture_module(
     used = {argument for graph in graphs for argument in _group_names(graph.module)}
     ranks = {name: ranks for name, ranks in sorted(process_group_names().items()) if name in used}
     return Capture(source=source, graphs=tuple(graphs), group_ranks=ranks, saved_bytes=saved)
+
+
+def _saves(joint: GraphModule) -> list[Node]:
+    """Return the values to save that an earlier partition chose; the partition begins here."""
+    working_on(f"partition of {len(joint.graph.nodes)} nodes", is_long=True)
+    return replayed_saves(joint.graph.nodes)
 
 
 @contextmanager

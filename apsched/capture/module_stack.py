@@ -38,7 +38,7 @@ def recorded_modules(root: nn.Module) -> Iterator[None]:
             stack.pop()
             publish()
             if not stack:
-                working_on(f"backward of {type(module).__name__}")
+                working_on(f"backward of {type(module).__name__}", is_long=True)
 
         hooks.append(module.register_forward_pre_hook(enter, prepend=True))
         hooks.append(module.register_forward_hook(leave, always_call=True))

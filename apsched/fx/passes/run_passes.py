@@ -92,7 +92,7 @@ def run_passes(
         )
     records = []
     for one in passes:
-        working_on(f"pass {one.name} over {len(module.graph.nodes)} nodes")
+        working_on(f"pass {one.name} over {len(module.graph.nodes)} nodes", is_long=True)
         before = graph_lines(module.graph) if check or diff else []
         began = time.perf_counter()
         result = one.run(module)
