@@ -11,13 +11,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from apsched.errors import InputError
+from apsched.units import MOST_RANKS
 
 _AXES = ("replicate", "fsdp", "tp", "ep")
 _ALIASES = {"dp": "fsdp", "ddp": "replicate"}
 """Other names of axes: data parallelism, sharded or not."""
 _HSDP = re.compile(r"\bhsdp\s*=\s*(\d+)\s*x\s*(\d+)")
-_MOST_RANKS = 2**20
-"""Each is listed by its number, which is a C int in torch."""
 _EXAMPLES = "fsdp=64, fsdp=16,tp=8, replicate=4,fsdp=16, replicate=64 or fsdp=64,ep=8"
 
 
@@ -45,9 +44,9 @@ class MeshSpec:
                     f"the size of mesh axis {axis!r} must be at least 1; found"
                     f" {getattr(self, axis)}"
                 )
-        if self.world_size > _MOST_RANKS:
+        if self.world_size > MOST_RANKS:
             raise InputError(
-                f"a mesh has at most {_MOST_RANKS} process ranks, the product of replicate, fsdp"
+                f"a mesh has at most {MOST_RANKS} process ranks, the product of replicate, fsdp"
                 f" and tp, since each is listed by its number; found {self.world_size} in {self}:"
                 " state smaller axes"
             )
