@@ -52,6 +52,8 @@ def to_bytes(dag: nx.DiGraph) -> bytes:
     """Return ``dag`` as the content of a graph file."""
     assumed: Assumed = dag.graph.get("assumed", Assumed())
     priced_by: Cluster | None = dag.graph.get("priced_by")
+    if priced_by is not None and priced_by.name != dag.graph["cluster"]:
+        priced_by = None  # the graph has the name of another cluster since
     content = {
         "format": FORMAT,
         "version": VERSION,
