@@ -228,9 +228,8 @@ def capture(
     ``mesh`` (``"fsdp=64"``) shards the model **in place**, as ``apsched solve module:function
     --mesh`` does, on a fake process group; without it the running process group applies, if there
     is one. ``inputs`` are those of forward in order, or by name. The model may be on the ``meta``
-    device. ``activation_checkpoint`` is ``none``,
-    ``full``, ``selective`` or ``every-N``. The function raises ``InputError`` where the model
-    cannot be traced, or has no mesh of that form.
+    device. ``activation_checkpoint`` is ``none``, ``full``, ``selective`` or ``every-N``. The
+    function raises ``InputError`` where the model cannot be traced, or has no mesh of that form.
     """
     with _captured(model, inputs, mesh, activation_checkpoint) as found:
         ranks = group_ranks_of(found)

@@ -155,3 +155,6 @@ def test_one_graph_that_gathers_twice_says_so(
     assert main([*words.split(), *keep, "-o", str(tmp_path / "out")]) == 0
     note = "note: joint gathers 20 parameters in forward and again in backward; --keep auto"
     assert (note in capsys.readouterr().out) == says
+    words = f"solve {tmp_path}/out/joint.graph --direction joint --budget 0 -o {tmp_path}/again"
+    assert main(words.split()) == 0
+    assert "--keep auto" not in capsys.readouterr().out, "a graph file has no choice"

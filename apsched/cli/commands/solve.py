@@ -294,13 +294,15 @@ def _gathered_twice(
     args: argparse.Namespace, which: str, results: "Sequence[Result]"
 ) -> tuple[str, ...]:
     """Return a note where one graph of forward and backward gathers parameters twice and no choice
-    of those that are kept is stated.
+    of those that are kept is stated; nothing of graphs that exist already, which have no choice.
     """
     from collections import Counter
 
     from apsched.kinds import CollectiveKind
+    from apsched.pipeline.sources import SourceKind, classify
 
-    if which != "joint" or args.keep is not None:
+    is_made = classify(args.source) not in (SourceKind.GRAPH_FILE, SourceKind.REPRO)
+    if which != "joint" or args.keep is not None or not is_made:
         return ()
     gathers = Counter(
         collective.module
