@@ -12,6 +12,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.result import BoundSource, Scored, SolvedBy, SolveResult
 from apsched.schedule.schedule import Schedule
+from apsched.schedule.verify import verify
 from apsched.solver.answer import Progress, near_enough, scored_start, within_slack
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.relaxed import without_places
@@ -41,13 +42,16 @@ def solve_requested(
     start: Schedule | None = None,
     search_alone: bool = False,
 ) -> SolveResult:
-    """As :func:`apsched.solver.solve`; compute stays as captured where moving it does not pay, and
-    something fits. Chains that do not depend on each other are interleaved where that is faster.
+    """As :func:`apsched.solver.solve`; compute stays as captured where moving it does not pay,
+    ``start`` moves none, and something fits. Chains that do not depend on each other are
+    interleaved where that is faster.
     """
     caps, options = caps or Caps(), options or SolveOptions()
     if has_chains(problem, caps):
         return _with_chains(problem, caps, options, progress=progress, start=start)
     searched = moving_where_it_pays(problem, caps)
+    if start is not None and verify(problem, start, searched) and not verify(problem, start, caps):
+        searched = caps
     solve = partial(solve_any, options=options, start=start, search_alone=search_alone)
     if searched == caps:
         return solve(problem, caps, progress=progress)

@@ -12,8 +12,15 @@ from apsched.errors import InputError
 from apsched.pipeline.sources import SourceKind, classify
 from apsched.whole_step.keep_request import KEPT_FILE, KeepRequest, keep_request
 
-_ENTRIES = (("keep", "kept"), ("keep_apart", "kept"), ("accumulate", "choice"))
-"""Entries of a result with a choice of parameters, and the key of their names."""
+_ENTRIES = (
+    ("keep", "kept"),
+    ("keep_joint", "kept"),
+    ("accumulate", "choice"),
+    ("keep_apart", "kept"),
+)
+"""Entries of a result with a choice of parameters, and the key of their names; joint graphs of
+earlier versions have only ``keep_apart``.
+"""
 
 
 def kept_for(source: str, schedules: Iterable[str | PathLike[str]], label: str) -> KeepRequest:
@@ -54,6 +61,6 @@ def _names_in(folder: Path, label: str) -> tuple[str, ...]:
     for entry, key in _ENTRIES:
         step = report.get(entry) if isinstance(report, dict) else None
         names = step.get(key) if isinstance(step, dict) else None
-        if isinstance(names, list) and names:
+        if isinstance(names, list):
             return tuple(map(str, names))
     return ()

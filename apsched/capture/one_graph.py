@@ -3,7 +3,7 @@ may start while forward runs, and of several micro-batches one runs forward whil
 backward.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,23 +11,16 @@ import torch
 from torch.fx import GraphModule, Node
 
 from apsched.capture.captured import Capture, CapturedGraph
-from apsched.capture.keep import keep, keepable
 from apsched.errors import InputError
 from apsched.names import direction_named
 from apsched.torch_compat.graphs import empty_graph_like
 
 JOINT = "joint"
-Kept = Callable[[Sequence[str]], Collection[str]]
-"""Of the names of parameters that forward and backward both gather, those that are kept."""
 
 
-def with_joint_graph(capture: Capture, kept: Kept | None = None) -> Capture:
+def with_joint_graph(capture: Capture) -> Capture:
     """Return ``capture`` with one more graph, ``joint``: its forward and its backward graph, one
-    behind the other. Nodes that the partitioner repeats in backward (gathers, checkpointed
-    activations) are there twice, as they run; the gathers of parameters that are ``kept`` once.
-
-    The graph takes the inputs of forward and the tangents, and returns the outputs of forward that
-    are not for backward alone, then the gradients.
+    behind the other (:func:`joined`).
 
     Raises
     ------
@@ -42,17 +35,23 @@ def with_joint_graph(capture: Capture, kept: Kept | None = None) -> Capture:
             f" them; found {found}; choose --direction both"
         )
     forward, backward = by_direction["forward"], by_direction["backward"]
-    if kept is not None:
-        names = kept([parameter.name for parameter in keepable(forward, backward)])
-        forward, backward = keep(forward, backward, names)
-    joint = CapturedGraph(
+    return replace(capture, graphs=(forward, backward, joined(forward, backward)))
+
+
+def joined(forward: CapturedGraph, backward: CapturedGraph) -> CapturedGraph:
+    """Return ``forward`` and ``backward`` as one graph. Nodes that the partitioner repeats in
+    backward (gathers, checkpointed activations) are there twice, as they run.
+
+    The graph takes the inputs of forward and the tangents, and returns the outputs of forward that
+    are not for backward alone, then the gradients.
+    """
+    return CapturedGraph(
         name=JOINT,
         module=_joined(forward.module, backward.module),
         kept_inputs=forward.kept_inputs,
         parameter_names=forward.parameter_names,
         hints={**forward.hints, **backward.hints},
     )
-    return replace(capture, graphs=(forward, backward, joint))
 
 
 def joint_places(forward: GraphModule, backward: GraphModule) -> tuple[list[int], list[int]]:

@@ -87,16 +87,23 @@ def micro_batches_in_a_row(args: argparse.Namespace, which: str) -> int:
 def kept_parameters(args: argparse.Namespace, which: str) -> "KeepRequest":
     """Return the request for kept parameters; ``which`` are the graphs that are wanted.
 
-    Left out, it is ``auto`` for forward and backward of one step, as far as they have such a
-    choice; ``none`` for a single graph, for the MILP, which solves each graph alone, and for graphs
-    that torch wrote: a job has chosen already, and replays schedules of just these graphs.
+    Left out, it is ``auto`` for forward and backward of one step, apart or as one graph, as far as
+    they have such a choice; ``none`` for a single graph, for the MILP, which solves each graph
+    alone, and for graphs that torch wrote: a job has chosen already, and replays schedules of just
+    these graphs.
     """
     from apsched.pipeline.sources import SourceKind, classify
-    from apsched.whole_step.keep_request import AUTO, DEFAULT, KeepRequest, keep_request
+    from apsched.whole_step.keep_request import (
+        AUTO,
+        DEFAULT,
+        KeepRequest,
+        keep_request,
+        of_direction,
+    )
 
     if args.keep is not None:
-        return keep_request(args.keep)
-    if which != "both" or getattr(args, "solver", "cp-sat") != "cp-sat":
+        return of_direction(keep_request(args.keep), which)
+    if which not in ("both", "joint") or getattr(args, "solver", "cp-sat") != "cp-sat":
         return KeepRequest()
     if getattr(args, "frontier", None) is not None or args.accumulate is not None:
         return keep_request(AUTO)  # they need the choice

@@ -31,7 +31,6 @@ from apsched.progress import Progress
 
 if TYPE_CHECKING:
     from apsched.capture.captured import Capture, CapturedGraph, SavedBytes
-    from apsched.capture.one_graph import Kept
     from apsched.costs.model import CostModel
     from apsched.fx.node_shards import NodeGroup
 
@@ -84,13 +83,11 @@ def loaded(
     costs: CostChoice,
     direction: str,
     progress: Progress,
-    *,
-    kept: "Kept | None" = None,
 ) -> Iterator[LoadedSource]:
     """Open a source and export its graphs; process groups that they need run until the body
-    ends. In one graph of forward and backward the parameters ``kept`` are gathered once.
+    ends.
     """
-    with loaded_at(request, (costs,), direction, progress, kept=kept) as (source,):
+    with loaded_at(request, (costs,), direction, progress) as (source,):
         cluster = cluster_of_graphs(costs.cluster, [graph.dag for graph in source.graphs])
         notes = () if cluster is None else contention_off(costs.contention, cluster)
         yield replace(source, notes=(*source.notes, *notes))
@@ -102,8 +99,6 @@ def loaded_at(
     choices: Sequence[CostChoice],
     direction: str,
     progress: Progress,
-    *,
-    kept: "Kept | None" = None,
 ) -> Iterator[tuple[LoadedSource, ...]]:
     """As :func:`loaded`, for several choices of costs: the source is captured once."""
     read = [read_costs(costs) for costs in choices]
@@ -130,7 +125,7 @@ def loaded_at(
             from apsched.capture.one_graph import with_joint_graph
 
             with progress.stage("join forward and backward"):
-                capture = with_joint_graph(capture, kept)
+                capture = with_joint_graph(capture)
             names = (JOINT,)
         wanted = _in_direction(names, direction, request.source)
         source = replace(source, capture=capture)
@@ -229,7 +224,7 @@ def _export_capture(
         if captured.name in wanted or JOINT in wanted
     )
     if JOINT in wanted:
-        graphs = (replace(graphs[-1], apart=graphs[:-1]),)
+        graphs = (replace(graphs[-1], apart=beside_each_other(graphs[:-1], cluster)),)
     notes = capture.notes + tuple(
         f"priced by formula, not in the table: {line}" for line in formulas.unpriced()
     )

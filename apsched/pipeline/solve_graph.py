@@ -38,6 +38,7 @@ from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.schedule.in_a_row import Part, in_a_row
 from apsched.schedule.result import SolveResult
+from apsched.schedule.schedule import Schedule
 from apsched.schedule.verify import verify
 from apsched.units import ticks_to_us
 
@@ -155,15 +156,17 @@ def solve_graph(
     caps: Caps | None = None,
     search: Search | None = None,
     working: Working = nullcontext,
+    apart: Sequence[Schedule] = (),
 ) -> Result:
     """Return the answer for one graph under its plan (:func:`under_plan`), with the share of each
     source of its costs; see :func:`solve_problem`.
 
-    ``caps`` are those of :func:`resolve_caps` where they are known already.
+    ``caps`` are those of :func:`resolve_caps` where they are known already. One graph of forward
+    and backward starts from schedules of both alone: ``apart``, or those that are found here.
     """
     caps = resolve_caps(graph, request, progress) if caps is None else caps
     if search is None and request.milp is None and len(graph.apart) == 2:
-        search = _never_slower_than_apart(graph, caps, request, progress)
+        search = _never_slower_than_apart(graph, caps, request, progress, apart)
     result = solve_problem(
         graph.problem,
         caps,
@@ -182,29 +185,33 @@ def solve_graph(
 
 
 def _never_slower_than_apart(
-    graph: LoadedGraph, caps: Caps, request: SolveRequest, progress: Progress
+    graph: LoadedGraph,
+    caps: Caps,
+    request: SolveRequest,
+    progress: Progress,
+    apart: Sequence[Schedule],
 ) -> Search:
     """Return a search that starts from the answers for forward and backward alone, one behind the
     other: where these fit together, it finds nothing slower.
     """
     from apsched.capture.one_graph import joint_places  # torch, which graph files do without
-    from apsched.solver import moving_where_it_pays, solve_requested
+    from apsched.solver import solve_requested
 
     forward, backward = (half.captured for half in graph.apart)
     assert forward is not None
     assert backward is not None
-    searched = moving_where_it_pays(graph.problem, caps)
-    parts = []
-    for half, places in zip(
-        graph.apart, joint_places(forward.module, backward.module), strict=True
-    ):
-        problem, _ = request.posed(half.problem)
+    problems = [request.posed(half.problem)[0] for half in graph.apart]
+    schedules = list(apart)
+    for problem in () if apart else problems:
         with progress.stage(f"solve {problem.name} alone"):
-            best = solve_requested(problem, searched, request.options).best
+            best = solve_requested(problem, caps, request.options).best
         if best is None:
             return partial(solve_requested, progress=progress.solver)
-        parts.append(Part(problem=problem, schedule=best.schedule, places=places))
-    start = in_a_row(graph.problem, parts)
+        schedules.append(best.schedule)
+    both = zip(problems, schedules, joint_places(forward.module, backward.module), strict=True)
+    start = in_a_row(
+        graph.problem, [Part(problem=p, schedule=s, places=places) for p, s, places in both]
+    )
     return partial(solve_requested, progress=progress.solver, start=start)
 
 

@@ -10,7 +10,7 @@ the reduced shards of its gradients are added and all-reduced once, if no entry 
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -97,22 +97,13 @@ DEFAULT = KeepRequest(mode=AUTO, is_default=True)
 """The request of a step about which nothing is stated."""
 
 
-def kept_in_joint_graph(
-    keep: KeepRequest, direction: str
-) -> tuple[KeepRequest, Callable[[Sequence[str]], Choice] | None]:
-    """Return the open decision about graphs of ``direction``, and the function that chooses kept
-    parameters if forward and backward are captured as one graph. That needs a choice: ``keep`` is
-    not ``auto`` there.
+def of_direction(keep: KeepRequest, direction: str, label: str = "--keep") -> KeepRequest:
+    """Return ``keep``, a request for graphs of ``direction``; ``InputError`` where one graph of
+    forward and backward cannot keep parameters so.
     """
-    if direction != "joint" or keep.mode == NONE:
-        return keep, None
-    check_kept_whole(keep, "--keep", "choose --direction both, or drop that entry")
-    return KeepRequest(), keep.chosen
-
-
-def stated_choice(choice: Choice) -> KeepRequest:
-    """Return the request for just this ``choice``."""
-    return KeepRequest(mode="names", entries=tuple(sorted(choice))) if choice else KeepRequest()
+    if direction != "joint":
+        return keep
+    return check_kept_whole(keep, label, "choose --direction both, or drop that entry")
 
 
 def check_kept_whole(keep: KeepRequest, label: str, advice: str = "drop that entry") -> KeepRequest:

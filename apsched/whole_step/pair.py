@@ -386,7 +386,8 @@ def with_kept(graphs: Graphs, kept: Choice) -> Graphs:
     assert backward is not None
     pair = keep(forward, backward, kept, graphs[1].nodes)
     first, second = (priced_as(old, new) for old, new in zip(graphs, pair, strict=True))
-    return _beside_each_other(first, second)
+    first, second = beside_each_other(first, second)
+    return first, second
 
 
 def _storages_of(graph: LoadedGraph, names: Collection[str]) -> frozenset[int]:
@@ -437,14 +438,13 @@ def priced_as(old: LoadedGraph, captured: "CapturedGraph") -> LoadedGraph:
     return replace(new, problem=with_contention(new.problem, contention))
 
 
-def _beside_each_other(*graphs: LoadedGraph) -> Graphs:
+def beside_each_other(*graphs: LoadedGraph) -> tuple[LoadedGraph, ...]:
     """Return ``graphs``, whose memory beside them is that of another choice, with their own."""
     dags = [graph.dag for graph in graphs]
-    first, second = (
+    return tuple(
         replace(g, beside=None if g.beside is None else beside_graph(g.beside, g.dag, dags))
         for g in graphs
     )
-    return first, second
 
 
 def _parameter(found: "Keepable", backward: Problem) -> Parameter:

@@ -1,20 +1,19 @@
-"""The graphs of a source solved by request: each alone, or as one step of one or several
-micro-batches.
+"""The graphs of a source solved by request: each alone, as one step of one or several
+micro-batches, or as one graph of forward and backward.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import overload
 
-from apsched.pipeline.cost_choice import CostChoice
-from apsched.pipeline.load import JOINT, LoadedGraph, loaded
+from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
-from apsched.pipeline.solve_graph import SolveRequest, solve_graph, under_plan
-from apsched.pipeline.sources import SourceRequest
+from apsched.pipeline.solve_graph import SolveRequest, solve_graph
 from apsched.progress import Progress
 from apsched.whole_step.accumulation.search import AccumulationAnswer, solve_accumulation
 from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.choices import NONE
+from apsched.whole_step.joint_graph import JointAnswer, solve_joint, with_kept_in_joint
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Step, may_keep, pair_of, parameters_of, with_kept
 from apsched.whole_step.search import StepAnswer, solve_choice, solve_step
@@ -30,6 +29,8 @@ class SolvedGraphs:
     results: tuple[Result, ...]
     step: Step | Accumulation | None = None
     answer: Answer | None = None
+    joint: JointAnswer | None = None
+    """Of one graph of forward and backward its choice."""
 
 
 def solve_graphs(
@@ -45,9 +46,13 @@ def solve_graphs(
     ``graphs`` are under the plan of ``request`` already.
     """
     by_default = keep.is_default and not request.plan.decides_kept
-    if keep.mode == NONE or (by_default and not may_keep(graphs)):
+    apart = _apart(graphs)
+    if keep.mode == NONE or (by_default and not may_keep(apart or graphs)):
         alone = tuple(solve_graph(graph, request, progress) for graph in graphs)
         return SolvedGraphs(graphs=tuple(graphs), results=alone)
+    if apart:
+        joint = solve_joint(graphs[0], request, keep, progress)
+        return SolvedGraphs(graphs=(joint.best.graph,), results=(joint.result,), joint=joint)
     step = Step.of(graphs, request, progress)
     if num_micro_batches == 1:
         answer = solve_choice(step, keep)
@@ -75,28 +80,18 @@ def best_choice(step: Step | Accumulation) -> Answer:
     return solve_step(step)
 
 
-def step_apart(
-    source: SourceRequest,
-    costs: CostChoice,
-    direction: str,
-    request: SolveRequest,
-    keep: KeepRequest,
-    progress: Progress,
-) -> StepAnswer | None:
-    """Return the answer for forward and backward apart where one graph of both is wanted with
-    parameters kept that are not chosen yet, else ``None``. It reshards no parameter in its node,
-    which one graph of both cannot.
-    """
-    if direction != JOINT or keep.mode != AUTO:
-        return None
-    with loaded(source, costs, "both", progress) as opened:
-        graphs = [replace(g, nodes={}) for g in under_plan(opened.graphs, request)]
-        return solve_choice(Step.of(graphs, request, progress), keep)
-
-
 def graphs_with(graphs: Sequence[LoadedGraph], keep: KeepRequest) -> tuple[LoadedGraph, ...]:
     """Return ``graphs`` with the requested parameters kept; ``auto`` keeps none here."""
     if keep.mode == NONE:
         return tuple(graphs)
-    pair = pair_of(graphs)
-    return with_kept(pair, keep.chosen([entry for p in parameters_of(pair) for entry in p.entries]))
+    apart = _apart(graphs)
+    pair = pair_of(apart or graphs)
+    chosen = keep.chosen([entry for p in parameters_of(pair) for entry in p.entries])
+    return (with_kept_in_joint(graphs[0], chosen),) if apart else with_kept(pair, chosen)
+
+
+def _apart(graphs: Sequence[LoadedGraph]) -> tuple[LoadedGraph, ...]:
+    """Return forward and backward apart if ``graphs`` are one graph that was made of them, else
+    nothing.
+    """
+    return graphs[0].apart if len(graphs) == 1 else ()

@@ -27,6 +27,8 @@ def answer(folder: Path, report: object = None, kept: str | None = None) -> Path
         ({"graphs": []}, "of an earlier answer\n", ()),
         ({"keep": {"kept": []}}, None, ()),
         ({"keep_apart": {"kept": ["a.w"]}}, None, ("a.w",)),
+        ({"keep_joint": {"kept": ["a.w"]}, "keep_apart": {"kept": ["b.w"]}}, None, ("a.w",)),
+        ({"keep_joint": {"kept": []}, "keep_apart": {"kept": ["b.w"]}}, None, ()),
         ({"accumulate": {"choice": ["a.w @sum"]}}, None, ("a.w @sum",)),
         ([], None, ()),
         ({"keep": ["a.w"]}, None, ()),

@@ -89,7 +89,7 @@ def test_a_module_without_gradients_has_no_such_graph() -> None:
 @pytest.mark.slow
 def test_one_graph_takes_no_longer_than_both(run: Run) -> None:
     """Kernels, buckets and transfers may reach from forward into backward; nothing is added."""
-    both, (whole,) = solved(run, "both", "--keep", "none"), solved(run, "joint")
+    both, (whole,) = (solved(run, which, "--keep", "none") for which in ("both", "joint"))
     apart_us = sum(graph["step_time_us"] for graph in both)
     assert whole["name"] == JOINT
     assert whole["num_collectives"] == sum(graph["num_collectives"] for graph in both)
@@ -99,7 +99,7 @@ def test_one_graph_takes_no_longer_than_both(run: Run) -> None:
 
 
 def test_parameters_that_are_kept_are_gathered_once(run: Run, tmp_path: Path) -> None:
-    (again,) = solved(run, "joint")
+    (again,) = solved(run, "joint", "--keep", "none")
     (kept,) = solved(run, "joint", "--keep", "all")
     assert (again["num_collectives"], kept["num_collectives"]) == (62, 42), "20 are gathered again"
     file = tmp_path / "kept.txt"
@@ -112,10 +112,12 @@ def test_parameters_that_are_kept_are_gathered_once(run: Run, tmp_path: Path) ->
 def test_the_choice_is_that_of_both_graphs_apart(run: Run, tmp_path: Path) -> None:
     """Under a cap that does not hold all parameters; the joint graph gathers the others again."""
     capped = ("--memory-cap", "floor+64KiB", "--budget", "0")
-    ran = run("solve", *SOURCE, *capped, "--direction", "joint", "--keep", "auto", "-o", "joint")
+    ran = run("solve", *SOURCE, *capped, "--direction", "joint", "-o", "joint")
     assert ran.code == 0, ran.stderr
     found = json.loads(ran.stdout)
-    kept = found["keep_apart"]["kept"]
+    kept = found["keep_joint"]["kept"]
+    assert found["keep_apart"]["kept"] == kept
+    assert found["options"]["--keep"] == "auto"
     ran = run("solve", *SOURCE, *capped, "--keep", "auto", "-o", "apart")
     assert json.loads(ran.stdout)["keep"]["kept"] == kept
     assert 0 < len(kept) < 20
@@ -132,8 +134,8 @@ def test_the_choice_is_that_of_both_graphs_apart(run: Run, tmp_path: Path) -> No
 def test_explain_names_the_choice_of_both_graphs_apart(run: Run) -> None:
     ran = run("explain", *SOURCE[:-1], "--budget", "0", "--direction", "joint", "--keep", "auto")
     assert ran.code == 0, ran.stderr
-    assert "the graph of both keeps the same parameters:\nstep: " in ran.stdout
-    assert "20 of 20 parameters" in ran.stdout
+    assert "forward and backward apart:\nstep: " in ran.stdout
+    assert "one graph of both:\n  kept from forward to backward: 20 of 20" in ran.stdout
     assert "\njoint: step time" in ran.stdout
 
 

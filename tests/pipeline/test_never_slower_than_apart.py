@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from apsched.capture.keep import keep
 from apsched.capture.one_graph import joint_places, with_joint_graph
 from apsched.config import Caps, SolveOptions
 from apsched.pipeline.load import LoadedGraph
@@ -25,8 +26,9 @@ REQUEST = SolveRequest(
 
 
 def joint_of(prices: FlatPrices, kept: tuple[str, ...] = ()) -> LoadedGraph:
-    capture = with_joint_graph(captured_layers((32, 64, 128, 64)), lambda _: kept)
-    *apart, joint = loaded_layers(capture, prices)
+    capture = captured_layers((32, 64, 128, 64))
+    capture = replace(capture, graphs=keep(*capture.graphs, frozenset(kept)))
+    *apart, joint = loaded_layers(with_joint_graph(capture), prices)
     return replace(joint, apart=tuple(apart))
 
 

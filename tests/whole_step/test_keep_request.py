@@ -9,7 +9,7 @@ import apsched
 from apsched.cli.main import main
 from apsched.errors import InputError
 from apsched.whole_step.choices import Choice
-from apsched.whole_step.keep_request import KeepRequest, keep_request, kept_file, stated_choice
+from apsched.whole_step.keep_request import KeepRequest, keep_request, kept_file
 
 NAMES = ["layers.0.w", "layers.0.b", "layers.1.w", "norm.w"]
 
@@ -109,12 +109,6 @@ def test_solve_reshards_in_the_node_and_apply_replays_it(tmp_path: Path, capsys)
     joint = ["solve", *source, "--direction", "joint", "--keep", str(folder / "kept.txt")]
     assert main(joint) == 2
     assert "expected parameters that are kept whole in a joint graph" in (capsys.readouterr().err)
-
-
-def test_a_found_choice_can_be_stated() -> None:
-    names = ["a.0", "a.0 @node", "a_0", "b"]
-    for entries in (["a.0"], ["a.0 @node", "b"], []):
-        assert stated_choice(Choice(entries)).chosen(names) == set(entries)
 
 
 def test_gradients_are_added_in_one_way() -> None:

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.whole_step.keep_request import (
         AUTO,
         keep_request,
-        kept_in_joint_graph,
+        of_direction,
         of_one_micro_batch,
     )
     from apsched.whole_step.solve import graphs_with
@@ -77,11 +77,11 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             "--keep: expected the file of kept parameters (kept.txt, next to the schedules), all or"
             " none; found auto, which solves again"
         )
-    keep, kept = kept_in_joint_graph(keep, where[-1])
+    of_direction(keep, where[-1])
     schedules = [load_schedule(path) for path in args.schedules]
     progress = Progress()
     files: dict[str, bytes] = {}
-    with loaded(*where, progress, kept=kept) as source:
+    with loaded(*where, progress) as source:
         source = replace(source, graphs=graphs_with(source.graphs, keep))
         applied = [apply_one(graph_of(file, source), file, files, progress) for file in schedules]
         if len({entry["name"] for entry in applied}) < len(applied):

@@ -50,16 +50,16 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.report.summary import graph_json, print_table
     from apsched.report.table import console, print_json
     from apsched.what_if.chunked import line, what_if_chunked
-    from apsched.whole_step.keep_request import kept_in_joint_graph, of_one_micro_batch
+    from apsched.whole_step.keep_request import of_direction, of_one_micro_batch
     from apsched.whole_step.solve import graphs_with
 
     where = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
     files = [load_schedule(path) for path in args.schedule]
     keep = of_one_micro_batch(kept_for(args.source, args.schedule, "--schedule"), "--schedule")
-    keep, kept = kept_in_joint_graph(keep, where[-1])
+    of_direction(keep, where[-1], "--schedule")
     progress = Progress()
-    with loaded(*where, progress, kept=kept) as source:
+    with loaded(*where, progress) as source:
         made = graphs_with(source.graphs, keep)
         graphs = [graph for graph in made if not files or file_of(graph.problem, files) is not None]
         check_used(files, [graph.problem for graph in made])

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from apsched.pipeline.solve_graph import SolveRequest
     from apsched.progress import Progress
     from apsched.what_if.one_more import Relaxed
+    from apsched.whole_step.joint_graph import JointAnswer
     from apsched.whole_step.keep_request import KeepRequest
     from apsched.whole_step.one_more import MoreMemory
-    from apsched.whole_step.search import StepAnswer
     from apsched.whole_step.solve import Answer, SolvedGraphs
 
 
@@ -54,13 +54,12 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import under_plan
     from apsched.progress import Progress
-    from apsched.report.answer.whole_step import keep_json
+    from apsched.report.answer.joint_graph import joint_json
     from apsched.report.explanation import binding_json
     from apsched.report.summary import graph_json
     from apsched.report.table import print_json
     from apsched.whole_step.faster_reduction import with_faster_reduction
-    from apsched.whole_step.keep_request import kept_in_joint_graph, stated_choice
-    from apsched.whole_step.solve import solve_graphs, step_apart
+    from apsched.whole_step.solve import solve_graphs
 
     where = source_request(args), cost_choice(args), direction(args)
     keep = kept_parameters(args, where[-1])
@@ -69,11 +68,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     progress = Progress()
     begin_to_compile(progress)
     where, _ = with_faster_reduction(where, request, progress)
-    apart = step_apart(*where, request, keep, progress)
-    if apart is not None:
-        keep = stated_choice(apart.best.kept)
-    keep, kept = kept_in_joint_graph(keep, where[-1])
-    with loaded(*where, progress, kept=kept) as source:
+    with loaded(*where, progress) as source:
         posed = under_plan(source.graphs, request)
         solved = solve_graphs(posed, request, keep, progress, num_micro_batches)
         more = _more_memory(solved, keep, progress)
@@ -87,11 +82,11 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             for result, ones in found
         ]
         of_step = _step_json(solved.answer, more)
-        if apart is not None:
-            of_step["keep_apart"] = keep_json(apart)
+        if solved.joint is not None:
+            of_step |= joint_json(solved.joint)
         print_json(stdout, source=args.source, cluster=source.cluster, graphs=says, **of_step)
     else:
-        _print(found, _step_lines(solved.answer, apart, more), stdout)
+        _print(found, _step_lines(solved.answer, solved.joint, more), stdout)
     refuse_infeasible(
         solved.results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=False
     )
@@ -165,18 +160,16 @@ def _print(
 
 
 def _step_lines(
-    answer: "Answer | None", apart: "StepAnswer | None", more: "MoreMemory | None"
+    answer: "Answer | None", joint: "JointAnswer | None", more: "MoreMemory | None"
 ) -> list[str]:
-    """Return the answer for the step as text; ``apart`` is that for forward and backward apart,
-    whose choice a joint graph makes.
-    """
+    """Return the answer for the step as text; ``joint`` is the choice of a joint graph."""
+    from apsched.report.answer.joint_graph import joint_lines
     from apsched.report.answer.more_memory import more_memory_lines
     from apsched.report.answer.step import step_lines
-    from apsched.report.answer.whole_step import APART
 
     lines: list[str] = []
-    if apart is not None:
-        lines += (APART, *step_lines(apart))
+    if joint is not None:
+        lines += joint_lines(joint)
     if answer is not None:
         lines += step_lines(answer)
     if more is not None:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from apsched.pipeline.sources import SourceRequest
     from apsched.progress import Progress
     from apsched.whole_step.keep_request import KeepRequest
-    from apsched.whole_step.search import StepAnswer
     from apsched.whole_step.solve import Answer, SolvedGraphs
 
 
@@ -97,8 +96,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.report.table import print_json
     from apsched.whole_step.along_caps import frontier
     from apsched.whole_step.faster_reduction import with_faster_reduction
-    from apsched.whole_step.keep_request import kept_in_joint_graph, stated_choice
-    from apsched.whole_step.solve import solve_graphs, step_apart
+    from apsched.whole_step.solve import solve_graphs
 
     where = source_request(args), cost_choice(args), direction(args)
     keep = kept_parameters(args, where[-1])
@@ -109,12 +107,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     progress = Progress()
     begin_to_compile(progress)
     where, reduction = with_faster_reduction(where, request, progress)
-    apart = step_apart(*where, request, keep, progress)
-    if apart is not None:
-        keep = stated_choice(apart.best.kept)
-    keep, kept = kept_in_joint_graph(keep, where[-1])
     with ExitStack() as opened:
-        source = opened.enter_context(loaded(*where, progress, kept=kept))
+        source = opened.enter_context(loaded(*where, progress))
         request = request_with_buckets(request, args.buckets, source.graphs)
         again = under_plan(source.graphs, request)
         target = out_dir(args, source.slug)
@@ -127,7 +121,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         results, files, lost = _with_files(solved, progress, inductor=args.inductor)
     options = stated_options(vars(args) | _choice_by_default(keep, solved))
     report = report_json(args.source, source.cluster, results, options)
-    _add_step(report, files, again, solved, apart, along)
+    _add_step(report, files, again, solved, along)
     report |= {"reduce": asdict(reduction)} if reduction is not None else {}
     replaced = replaced_run(target, args.source, report["options"])
     files["result.json"] = (json.dumps(report, indent=1) + "\n").encode()
@@ -135,9 +129,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     if args.json:
         print_json(stdout, **report)
     else:
-        _print_step(solved, results, apart, along, source.rate, stdout)
-        notes = (*source.notes, *_gathered_twice(args, where[-1], results))
-        notes += (replaced,) if replaced else ()
+        _print_step(solved, results, along, source.rate, stdout)
+        notes = (*source.notes, *([replaced] if replaced else []))
         rewritten = all(graph.captured is not None for graph in solved.graphs)
         print_solved(results, written, notes, stdout, metrics=args.metrics, rewritten=rewritten)
     _raise_lost(lost, unwritten)
@@ -205,16 +198,14 @@ def _add_step(
     files: dict[str, bytes],
     graphs: "Sequence[LoadedGraph]",
     solved: "SolvedGraphs",
-    apart: "StepAnswer | None",
     along: "Sequence[Answer]",
 ) -> None:
     """Add the step, if ``graphs`` are one, to the report and to the files of the answer: its choice
-    and figures, and the answers along memory caps. ``apart`` is the answer for forward and backward
-    apart, whose choice one graph of both makes.
+    and figures, and the answers along memory caps.
     """
     from apsched.report.answer.along_caps import along_caps_json
+    from apsched.report.answer.joint_graph import joint_json
     from apsched.report.answer.step import step_entry
-    from apsched.report.answer.whole_step import keep_json
     from apsched.whole_step.keep_request import KEPT_FILE, kept_file
     from apsched.whole_step.pair import kept_tensors
     from apsched.whole_step.search import StepAnswer
@@ -227,16 +218,17 @@ def _add_step(
             figures["tensors"] = kept_tensors(graphs, answer.best.graphs)
         if along:
             figures["along_caps"] = along_caps_json(along)
-    if apart is not None:
-        report["keep_apart"] = keep_json(apart)
-    for chosen in (answer, apart):
+    if solved.joint is not None:
+        report |= joint_json(solved.joint)
+    for chosen in (answer, solved.joint):
         if chosen is not None:
             files[KEPT_FILE] = kept_file(chosen.best.kept)
 
 
 def _choice_by_default(keep: "KeepRequest", solved: "SolvedGraphs") -> dict[str, Any]:
     """Return the option that states the choice of kept parameters that was made by default."""
-    return {"keep": keep.mode} if keep.is_default and solved.answer is not None else {}
+    is_made = solved.answer is not None or solved.joint is not None
+    return {"keep": keep.mode} if keep.is_default and is_made else {}
 
 
 def _first_lines(
@@ -248,7 +240,10 @@ def _first_lines(
     from apsched.units import ticks_to_us
     from apsched.whole_step.search import StepAnswer
 
-    answer = solved.answer
+    answer, joint = solved.answer, solved.joint
+    if joint is not None:
+        keeps = bool(joint.best.kept)
+        return first_lines(results, rate, keeps=keeps, bound_of=" with this choice")
     if not isinstance(answer, StepAnswer):
         return first_lines(results, rate)
     return first_lines(
@@ -263,7 +258,6 @@ def _first_lines(
 def _print_step(
     solved: "SolvedGraphs",
     results: "Sequence[Result]",
-    apart: "StepAnswer | None",
     along: "Sequence[Answer]",
     rate: "StepRate | None",
     stdout: TextIO,
@@ -273,54 +267,21 @@ def _print_step(
     """
     from apsched.report.answer.accumulation import print_accumulation
     from apsched.report.answer.along_caps import print_along_caps
-    from apsched.report.answer.whole_step import APART, print_kept
+    from apsched.report.answer.joint_graph import print_joint
+    from apsched.report.answer.whole_step import print_kept
     from apsched.report.summary import print_first
     from apsched.whole_step.accumulation.search import AccumulationAnswer
 
     if not isinstance(solved.answer, AccumulationAnswer):
         print_first(_first_lines(solved, results, rate), stdout)
-    if apart is not None:
-        print(APART, file=stdout)
-        print_kept(apart, stdout)
+    if solved.joint is not None:
+        print_joint(solved.joint, stdout)
     if isinstance(solved.answer, AccumulationAnswer):
         print_accumulation(solved.answer, rate, stdout)
     elif solved.answer is not None:
         print_kept(solved.answer, stdout)
     if along:
         print_along_caps(along, stdout)
-
-
-def _gathered_twice(
-    args: argparse.Namespace, which: str, results: "Sequence[Result]"
-) -> tuple[str, ...]:
-    """Return a note where one graph of forward and backward gathers parameters twice and no choice
-    of those that are kept is stated; nothing of graphs that exist already, which have no choice.
-    """
-    from collections import Counter
-
-    from apsched.kinds import CollectiveKind
-    from apsched.pipeline.sources import SourceKind, classify
-
-    is_made = classify(args.source) not in (SourceKind.GRAPH_FILE, SourceKind.REPRO)
-    if which != "joint" or args.keep is not None or not is_made:
-        return ()
-    gathers = Counter(
-        collective.module
-        for result in results
-        for collective in result.problem.collectives
-        if result.problem.keys[collective.key].kind == CollectiveKind.ALL_GATHER
-        and collective.module
-        and not collective.on_path
-    )
-    count = sum(1 for number in gathers.values() if number > 1)
-    if not count:
-        return ()
-    return (
-        (
-            f"joint gathers {count} parameters in forward and again in backward; --keep auto"
-            " chooses those that stay gathered, if they fit"
-        ),
-    )
 
 
 def _raise_lost(lost: "list[ApschedError]", unwritten: str) -> None:

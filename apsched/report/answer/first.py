@@ -29,11 +29,13 @@ def first_lines(
     bound_us: float | None = None,
     suggestion: str = "",
     keeps: bool = False,
+    bound_of: str = "",
 ) -> tuple[str, ...]:
     """Return the summary of a step whose graphs all have a schedule, in lines of 80 columns or
     fewer. ``bound_us`` is the bound on the step where it is not that of its graphs,
     ``suggestion`` an option about the whole step that may be worth a try. A step that ``keeps``
-    parameters has another floor than its graphs.
+    parameters has another floor than its graphs. ``bound_of`` names the schedules that the
+    bound is about, where it is not about all.
     """
     step_us = sum(result.step_time_us or 0.0 for result in results)
     if bound_us is None:
@@ -43,7 +45,8 @@ def first_lines(
     parts = " + ".join(show_us(result.step_time_us or 0.0) for result in results)
     lines = [
         f"{names}: {show_us(step_us)}" + (f" = {parts}" if len(results) > 1 else ""),
-        f"proven: no schedule takes less than {show_us(bound_us)} (gap {100 * gap:.2f} %)",
+        f"proven: no schedule{bound_of} takes less than {show_us(bound_us)}"
+        f" (gap {100 * gap:.2f} %)",
         _against_baseline(results, step_us),
         *(whole_step_lines(results, rate, step_us) if _is_step(results) else []),
         _memory_line(results),

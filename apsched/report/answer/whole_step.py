@@ -8,11 +8,9 @@ from apsched.report.answer.kept_words import kept_count
 from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
 from apsched.whole_step.choices import kept_in_node, kept_whole
+from apsched.whole_step.joint_graph import JointChoice
 from apsched.whole_step.pair import SolvedChoice
 from apsched.whole_step.search import ExcludedChoice, StepAnswer, TooLargeChoice
-
-APART = "forward and backward apart; the graph of both keeps the same parameters:"
-"""Heading of the step whose choice a joint graph makes."""
 
 
 def keep_json(answer: StepAnswer) -> dict[str, Any]:
@@ -33,13 +31,13 @@ def keep_json(answer: StepAnswer) -> dict[str, Any]:
         "baselines": {name: kept_figures(choice) for name, choice in answer.baselines.items()},
         "excluded": {
             name: {
-                **_size_of(choice),
+                **size_of(choice),
                 "bound_us": ticks_to_us(choice.bound.ticks),
                 "bound_source": choice.bound.source,
             }
             for name, choice in answer.excluded.items()
         },
-        "too_large": {name: _size_of(choice) for name, choice in answer.too_large.items()},
+        "too_large": {name: size_of(choice) for name, choice in answer.too_large.items()},
         "tried": [kept_figures(choice) for choice in answer.tried],
         "frontier": [
             {**kept_figures(choice), "kept": sorted(choice.kept)} for choice in answer.frontier
@@ -51,7 +49,7 @@ def kept_figures(choice: SolvedChoice) -> dict[str, Any]:
     """Return the figures of a choice for ``--json``."""
     forward, backward = (result.step_time_us for result in choice.results)
     return {
-        **_size_of(choice),
+        **size_of(choice),
         "forward_us": forward,
         "backward_us": backward,
         "step_time_us": ticks_to_us(choice.step_ticks) if choice.fits else None,
@@ -60,7 +58,10 @@ def kept_figures(choice: SolvedChoice) -> dict[str, Any]:
     }
 
 
-def _size_of(choice: SolvedChoice | ExcludedChoice | TooLargeChoice) -> dict[str, int]:
+def size_of(
+    choice: SolvedChoice | ExcludedChoice | TooLargeChoice | JointChoice,
+) -> dict[str, int]:
+    """Return number and bytes of the kept parameters for ``--json``."""
     return {
         "num_kept": len(kept_whole(choice.kept)),
         "num_in_node": len(kept_in_node(choice.kept)),
@@ -103,7 +104,7 @@ def kept_cells(choice: SolvedChoice) -> list[str]:
 
 
 def _unsolved_cells(choice: ExcludedChoice | TooLargeChoice, time: str, fits: str) -> list[str]:
-    size = _size_of(choice)
+    size = size_of(choice)
     return [
         kept_count(size["num_kept"], size["num_in_node"]),
         show_bytes(choice.kept_bytes),

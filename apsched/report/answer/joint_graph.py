@@ -1,0 +1,92 @@
+"""The kept parameters of one graph of forward and backward, for a person and for a program."""
+
+from typing import Any, TextIO
+
+from apsched.quantities import show_bytes
+from apsched.report.answer.kept_words import kept_count
+from apsched.report.answer.whole_step import keep_json, kept_lines, print_kept, size_of
+from apsched.report.table import console, plain_table
+from apsched.units import ticks_to_us
+from apsched.whole_step.joint_graph import JointAnswer, JointChoice
+
+_APART = "forward and backward apart:"
+_JOINT = "one graph of both:"
+
+
+def joint_json(answer: JointAnswer) -> dict[str, Any]:
+    """Return the entries for ``--json``: ``keep_joint``, the choice, and with ``auto``
+    ``keep_apart``, the step of forward and backward apart.
+    """
+    entry = {
+        "kept": sorted(answer.best.kept),
+        "num_parameters": answer.num_parameters,
+        **_figures(answer.best),
+        "compared": {name: _figures(choice) for name, choice in answer.compared.items()},
+    }
+    apart = {} if answer.apart is None else {"keep_apart": keep_json(answer.apart)}
+    return {"keep_joint": entry, **apart}
+
+
+def print_joint(answer: JointAnswer, stream: TextIO) -> None:
+    """Print the step of forward and backward apart, the choices that were compared in one graph of
+    both, and the parameters that it keeps.
+    """
+    out = console(stream)
+    if answer.apart is not None:
+        out.print(_APART)
+        print_kept(answer.apart, stream)
+        out.print(_JOINT)
+        columns = ("kept", "kept bytes", "step ms", "peak memory")
+        table = plain_table("choice", *columns, "fits", right=columns)
+        for name, choice in answer.compared.items():
+            table.add_row(name, *_cells(choice))
+        table.add_row("apsched", *_cells(answer.best))
+        out.print(table)
+    out.print(_kept_line(answer), markup=False)
+    out.print()
+
+
+def joint_lines(answer: JointAnswer) -> tuple[str, ...]:
+    """Return the choice as text, behind the step of forward and backward apart."""
+    apart = () if answer.apart is None else (_APART, *kept_lines(answer.apart), _JOINT)
+    return (*apart, _kept_line(answer))
+
+
+def _kept_line(answer: JointAnswer) -> str:
+    num_kept, best = len(answer.best.kept), answer.best
+    again = answer.num_parameters - num_kept
+    return (
+        f"  kept from forward to backward: {num_kept} of {answer.num_parameters} parameters,"
+        f" {show_bytes(best.kept_bytes)}; {again} gathered again"
+    )
+
+
+def _figures(choice: JointChoice) -> dict[str, Any]:
+    """Return the figures of a choice; no step time where it does not fit, or its bound excludes
+    it.
+    """
+    best = choice.result.best if choice.result is not None else None
+    return {
+        **size_of(choice),
+        "step_time_us": None if best is None else ticks_to_us(best.step_time_ticks),
+        "peak_memory_bytes": None if best is None else best.peak_memory_bytes,
+        "bound_us": ticks_to_us(choice.bound_ticks),
+        "is_solved": choice.result is not None,
+    }
+
+
+def _cells(choice: JointChoice) -> list[str]:
+    figures = _figures(choice)
+    time = f">= {figures['bound_us'] / 1000:,.3f}"
+    if choice.fits:
+        time = f"{figures['step_time_us'] / 1000:,.3f}"
+    elif choice.result is not None:
+        time = ""
+    fits = "yes" if choice.fits else "no" if choice.result is not None else "not solved"
+    return [
+        kept_count(figures["num_kept"], 0),
+        show_bytes(choice.kept_bytes),
+        time,
+        show_bytes(choice.peak_bytes) if choice.fits else "",
+        fits,
+    ]

@@ -1,0 +1,158 @@
+"""Kept parameters in one graph of forward and backward, against every choice in that graph."""
+
+import io
+from dataclasses import replace
+from itertools import chain, combinations
+
+import pytest
+
+from apsched.capture.captured import Capture
+from apsched.capture.one_graph import with_joint_graph
+from apsched.config import Caps, SolveOptions
+from apsched.errors import InputError
+from apsched.kinds import CollectiveKind
+from apsched.pipeline.load import LoadedGraph
+from apsched.pipeline.solve_graph import SolveRequest
+from apsched.problem.plan.rules import Plan, Rule
+from apsched.progress import Progress
+from apsched.quantities import MemoryCap
+from apsched.report.answer.joint_graph import joint_json, joint_lines, print_joint
+from apsched.schedule.verify import verify
+from apsched.whole_step.joint_graph import AS_APART, JointAnswer, solve_joint, with_kept_in_joint
+from apsched.whole_step.keep_request import AUTO, KeepRequest
+from tests.helpers.graphs.sharded_layers import FlatPrices, captured_layers, loaded_layers
+
+SLOW, FAST = FlatPrices(bytes_per_us=150.0), FlatPrices(bytes_per_us=4000.0)
+LATE = FlatPrices(bytes_per_us=2000.0, latency_us=40.0)
+NAMES = ("weights.0", "weights.1", "weights.2")
+FLOOR = MemoryCap(size_bytes=0, above_floor=True)
+
+
+@pytest.fixture(scope="module")
+def layers() -> Capture:
+    return with_joint_graph(captured_layers((32, 64, 128, 64)))
+
+
+def joint_of(capture: Capture, prices: FlatPrices) -> LoadedGraph:
+    *apart, joint = loaded_layers(capture, prices)
+    return replace(joint, apart=tuple(apart))
+
+
+def solved(
+    joint: LoadedGraph, keep: KeepRequest, cap: MemoryCap | None = None, plan: Plan | None = None
+) -> JointAnswer:
+    request = SolveRequest(
+        caps=Caps(),
+        memory_cap=cap or MemoryCap(),
+        options=SolveOptions(time_slack=0.0, budget=0.5),
+        plan=plan or Plan(),
+    )
+    problem, without = request.posed(joint.problem)
+    posed = replace(joint, problem=problem, without_bitwise=without)
+    return solve_joint(posed, request, keep, Progress(quiet=True))
+
+
+def stated(*names: str) -> KeepRequest:
+    return KeepRequest(mode="names", entries=names) if names else KeepRequest()
+
+
+@pytest.mark.parametrize("prices", [SLOW, FAST, LATE], ids=["slow", "fast", "late"])
+@pytest.mark.parametrize("cap_bytes", [None, 200_000, 150_000, 130_000])
+def test_no_choice_that_people_state_is_faster(
+    layers: Capture, prices: FlatPrices, cap_bytes: int | None
+) -> None:
+    """Nor one that the bound excludes; and every schedule keeps the cap."""
+    joint, cap = joint_of(layers, prices), MemoryCap(size_bytes=cap_bytes)
+    found = solved(joint, KeepRequest(mode=AUTO), cap)
+    assert found.compared[AS_APART].kept == found.apart.best.kept
+    if found.best.fits:
+        best = found.result.best
+        assert verify(found.result.problem, best.schedule, found.result.caps) == ()
+        assert (best.peak_memory_bytes <= cap_bytes) if cap_bytes else True
+    for names in ((), NAMES):
+        other = solved(joint, stated(*names), cap)
+        assert found.best.step_ticks <= other.best.step_ticks
+        assert other.best.bound_ticks <= other.best.step_ticks
+    for choice in found.compared.values():
+        if choice.result is None:
+            other = solved(joint, stated(*sorted(choice.kept)), cap)
+            assert choice.bound_ticks <= other.best.step_ticks
+            assert found.best.step_ticks <= other.best.step_ticks
+
+
+def test_the_choice_is_the_best_of_all_where_the_network_binds(layers: Capture) -> None:
+    joint = joint_of(layers, SLOW)
+    choices = chain.from_iterable(combinations(NAMES, n) for n in range(len(NAMES) + 1))
+    times = {c: solved(joint, stated(*c)).best.step_ticks for c in choices}
+    found = solved(joint, KeepRequest(mode=AUTO))
+    assert found.best.kept == set(NAMES)
+    assert found.best.step_ticks == min(times.values()) < times[()]
+    assert found.compared["none"].result is None, "excluded by its bound"
+
+
+def test_under_the_floor_every_choice_has_the_same_cap(layers: Capture) -> None:
+    """That of the graph which gathers all again."""
+    joint = joint_of(layers, FAST)
+    found = solved(joint, KeepRequest(mode=AUTO), FLOOR)
+    none = solved(joint, KeepRequest(), FLOOR)
+    assert found.result.caps == none.result.caps
+    assert found.best.step_ticks <= none.best.step_ticks
+    alone = solved(joint, stated(*NAMES), FLOOR)
+    assert alone.result.caps.memory_cap_bytes > none.result.caps.memory_cap_bytes, "its own floor"
+    assert alone.best.fits
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(True, {"weights.1"}), (False, set())])
+def test_rules_of_a_plan_hold(layers: Capture, keep: bool, kept: set[str]) -> None:
+    plan = Plan(rules=(Rule(match="weights.1", keep=keep),), chooses_kept=True)
+    for prices in (SLOW, FAST):
+        found = solved(joint_of(layers, prices), KeepRequest(mode=AUTO), plan=plan)
+        for choice in found.compared.values():
+            assert choice.kept & {"weights.1"} == kept
+
+
+def test_a_kept_parameter_is_gathered_once_and_priced_as_before(layers: Capture) -> None:
+    joint = joint_of(layers, SLOW)
+    assert with_kept_in_joint(joint, frozenset()) is joint
+    made = with_kept_in_joint(joint, frozenset({"weights.1"}))
+    assert gathers(joint) == {**dict.fromkeys(NAMES, 2)}
+    assert gathers(made) == {**dict.fromkeys(NAMES, 2), "weights.1": 1}
+    assert made.problem.keys == joint.problem.keys
+    assert [half.problem.name for half in made.apart] == ["forward", "backward"]
+    with pytest.raises(InputError, match=r"found none that 'weights\.7' fits"):
+        solved(joint, stated("weights.7"))
+
+
+def test_the_answer_is_shown_for_people_and_for_programs(layers: Capture) -> None:
+    joint = joint_of(layers, SLOW)
+    found, one = solved(joint, KeepRequest(mode=AUTO)), solved(joint, stated("weights.1"))
+    entry = joint_json(found)["keep_joint"]
+    assert entry["kept"] == list(NAMES)
+    assert entry["compared"]["none"]["step_time_us"] is None
+    assert not entry["compared"]["none"]["is_solved"]
+    assert joint_json(found)["keep_apart"]["kept"] == list(NAMES)
+    assert set(joint_json(one)) == {"keep_joint"}
+    shown = io.StringIO()
+    print_joint(found, shown)
+    of_both = shown.getvalue().partition("one graph of both:")[2].splitlines()
+    rows = {line.split("  ")[0]: line for line in of_both if line}
+    assert set(rows) >= {"as apart", "none", "apsched"}
+    assert ">= " in rows["none"]
+    assert "not solved" in rows["none"]
+    assert rows["apsched"].split()[1:] == rows["as apart"].split()[2:]
+    lines = joint_lines(one)
+    assert lines == (
+        f"  kept from forward to backward: 1 of 3 parameters, {size(one)}; 2 gathered again",
+    )
+
+
+def size(answer: JointAnswer) -> str:
+    return f"{answer.best.kept_bytes / 2**10:.2f} KiB"
+
+
+def gathers(graph: LoadedGraph) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for collective in graph.problem.collectives:
+        if graph.problem.keys[collective.key].kind == CollectiveKind.ALL_GATHER:
+            found[collective.module] = found.get(collective.module, 0) + 1
+    return found
