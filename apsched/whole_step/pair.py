@@ -17,7 +17,11 @@ from apsched.problem.contention_spec import with_node_groups
 from apsched.problem.problem import Problem, with_contention
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.reordered import Orders
+from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
 from apsched.solver.bounds.whole_step import bytes_beside, seam_bytes
+from apsched.solver.interleave.least_memory import has_chains
 from apsched.solver.requested import solve_requested
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice, Parameter
@@ -326,6 +330,18 @@ def lowered(caps: Caps, size_bytes: int) -> Caps:
     if cap_bytes is None:
         return caps
     return replace(caps, memory_cap_bytes=max(cap_bytes - size_bytes, 0))
+
+
+def exceeds(graph: LoadedGraph, caps: Caps) -> bool:
+    """Return whether a lower bound of the peak of ``graph``, over every order of compute that
+    ``caps`` allow, exceeds the memory cap.
+    """
+    cap_bytes = caps.memory_cap_bytes
+    if cap_bytes is None:
+        return False
+    max_move = None if has_chains(graph.problem, caps) else caps.max_compute_move
+    orders = Orders(Instance.of(graph.problem, caps))
+    return memory_bound_of_any_order(orders, max_move) > cap_bytes
 
 
 def pair_of(graphs: Iterable[LoadedGraph], label: str = "keep") -> Graphs:

@@ -8,6 +8,7 @@ decided on alike.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import dropwhile, product
 
 from apsched.errors import SelfCheckError
@@ -320,7 +321,7 @@ class _Search:
         """
         of_people = {one.kept for one in baselines.values()}
         ticks = min((one.bound_ticks for one in excluded.values()), default=NEVER)
-        solve = self._of.solve
+        solve = partial(self._of.solve, is_whole=False)
         return improved(self._of.solved, solve, lambda: self._smallest_of_best(of_people, ticks))
 
     def _smallest_of_best(

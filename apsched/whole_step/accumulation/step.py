@@ -6,20 +6,21 @@ reduced once; and ``NAME @sum-shards``, a parameter of HSDP whose gradients are 
 each time, which are added and all-reduced once.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from apsched.config import Caps
 from apsched.errors import InputError
 from apsched.kinds import CollectiveKind
-from apsched.names import NEXT, SUM, SUM_SHARDS, mark_of, marked, name_of
+from apsched.names import IN_NODE, NEXT, SUM, SUM_SHARDS, mark_of, marked, name_of
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
 from apsched.quantities import MemoryCap
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice
-from apsched.whole_step.pair import CountedPair, Graphs, Step, lowered, priced_as
+from apsched.whole_step.pair import CountedPair, Graphs, Step, exceeds, lowered, priced_as
 
 if TYPE_CHECKING:
     from apsched.fx.accumulate import HeldValue, Reduction
@@ -44,6 +45,12 @@ class SolvedAccumulation:
     kept: Choice
     pairs: tuple[SolvedPair, ...]
     """The first, those in the middle, and the last micro-batch; equal ones once."""
+    is_whole: bool = True
+    """Whether all graphs are solved; without that one of them has no schedule within the caps, and
+    ``pairs`` are those that were solved.
+    """
+    is_too_large: bool = False
+    """Whether a lower bound of the memory of one graph exceeds its cap."""
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -60,7 +67,7 @@ class SolvedAccumulation:
     @property
     def may_improve(self) -> bool:
         """Whether CP-SAT was left out, which may find faster schedules."""
-        return any(result.answer.may_improve for result in self.results)
+        return not self.is_too_large and any(r.answer.may_improve for r in self.results)
 
     @property
     def bound_ticks(self) -> int:
@@ -70,7 +77,7 @@ class SolvedAccumulation:
     @property
     def fits(self) -> bool:
         """Whether all graphs have a schedule within the caps."""
-        return all(result.best is not None for result in self.results)
+        return self.is_whole and all(result.best is not None for result in self.results)
 
     @property
     def step_ticks(self) -> int:
@@ -206,21 +213,27 @@ class Accumulation:
         )
 
     def search(self, choice: Choice) -> SolvedAccumulation:
-        """Return all graphs solved under ``choice``, by the search alone if they were not solved
-        yet.
+        """Return the graphs solved under ``choice``, by the search alone if they were not solved
+        yet; of a choice that does not fit only some, unless rules of the plan make it.
         """
         known = self.solved.get(choice)
-        return self.solve(choice, search_alone=True) if known is None else known
+        if known is not None:
+            return known
+        return self.solve(choice, search_alone=True, is_whole=choice == self.always)
 
-    def solve(self, choice: Choice, *, search_alone: bool = False) -> SolvedAccumulation:
-        """Return all graphs solved under ``choice``; each choice once."""
+    def solve(
+        self, choice: Choice, *, search_alone: bool = False, is_whole: bool = True
+    ) -> SolvedAccumulation:
+        """Return all graphs solved under ``choice``; each choice once. Without ``is_whole`` the
+        first graph that does not fit ends the work.
+        """
         known = self.solved.get(choice)
-        if known is None or (known.may_improve and not search_alone):
-            parts = _Parts.of(choice)
-            counts = len(parts.kept), len(parts.held), len(parts.summed | parts.shards)
-            words = "with {} kept, {} that stay gathered, {} reduced once".format(*counts)
-            with self.step.progress.stage(f"{'solve' if known is None else 'solve again'} {words}"):
-                self.solved[choice] = self._solve(choice, search_alone=search_alone)
+        is_open = known is None or (is_whole and not known.is_whole)
+        if known is None or is_open or (known.may_improve and not search_alone):
+            words = f"{'solve' if known is None else 'solve again'} with {_words(choice)}"
+            with self.step.progress.stage(words):
+                made = self._solve(choice, search_alone=search_alone, is_whole=is_whole)
+                self.solved[choice] = made
         return self.solved[choice]
 
     @property
@@ -238,56 +251,68 @@ class Accumulation:
         """Return the graphs of the first, a middle and the last micro-batch under ``choice``; where
         all are equal, of one.
         """
-        parts = _Parts.of(choice)
-        if not (parts.held or parts.summed or parts.shards):
-            return (self.step.under(parts.kept),)
-        last = self.num_micro_batches - 1
-        return tuple(self._pair(parts, k) for k in sorted({0, min(1, last), last}))
+        return tuple(pair.graphs for pair in self.pairs_of(choice))
 
     def pairs_of(self, choice: Choice) -> tuple[CountedPair, ...]:
         """Return the graphs of all micro-batches under ``choice``, equal ones once."""
-        parts, graphs = _Parts.of(choice), self.graphs_of(choice)
+        return tuple(pair for _, pair in sorted(self._pairs(choice), key=lambda one: one[0]))
+
+    def _pairs(self, choice: Choice) -> "Iterator[tuple[int, CountedPair]]":
+        """Yield the graphs of micro-batches and their place, equal ones once. Those in the middle,
+        which hold the most, come first; each pair is made when it is needed.
+        """
+        parts = _Parts.of(choice)
         shards = self.step.beside_bytes(parts.kept)
         sums = sum(b for name, b in self.sum_bytes.items() if name in parts.summed)
         sums += sum(b for name, b in self.shard_sum_bytes.items() if name in parts.shards)
         once = parts.summed | parts.shards
         reduced = sum(b for name, b in self.reduced_bytes.items() if name not in once)
         reduced += self.other_gradient_bytes
-        counts = [1] * len(graphs)
-        counts[len(graphs) // 2] += self.num_micro_batches - len(graphs)
-        found = []
-        for k, (count, pair) in enumerate(zip(counts, graphs, strict=True)):
-            before = k > 0 or len(graphs) == 1
+        last = self.num_micro_batches - 1
+        places = sorted({0, min(1, last), last}) if parts.is_shared else [0]
+        middle = len(places) // 2
+        for k in sorted(places, key=lambda k: (k != places[middle], -k)):
+            before = k > 0 or len(places) == 1
             gradients = before * (reduced + sums), before * reduced  # backward takes the sums
-            found.append(
-                CountedPair(count=count, graphs=pair, gradient_bytes=gradients, shard_bytes=shards)
+            count = 1 + (k == places[middle]) * (self.num_micro_batches - len(places))
+            pair = self._pair(parts, k) if parts.is_shared else self.step.under(parts.kept)
+            yield (
+                k,
+                CountedPair(count=count, graphs=pair, gradient_bytes=gradients, shard_bytes=shards),
             )
-        return tuple(found)
 
-    def _solve(self, choice: Choice, *, search_alone: bool) -> SolvedAccumulation:
+    def _solve(self, choice: Choice, *, search_alone: bool, is_whole: bool) -> SolvedAccumulation:
         more = self.step.communicator_bytes(self.step.under(_Parts.of(choice).kept))
-        pairs = []
-        for some in self.pairs_of(choice):
+        solved: dict[int, SolvedPair] = {}
+        left_out, too_large = False, False
+        for k, some in self._pairs(choice):
+            caps = [
+                lowered(caps, more + size)
+                for caps, size in zip(self.step.caps, some.beside_bytes, strict=True)
+            ]
+            if not is_whole and any(map(exceeds, some.graphs, caps)):
+                left_out, too_large = True, True
+                break
             forward, backward = (
-                _with_gradients(self._result(graph, lowered(caps, more + size), search_alone), held)
-                for graph, caps, size, held in zip(
-                    some.graphs,
-                    self.step.caps,
-                    some.beside_bytes,
-                    some.gradient_bytes,
-                    strict=True,
-                )
+                _with_gradients(self._result(graph, cap, search_alone), held)
+                for graph, cap, held in zip(some.graphs, caps, some.gradient_bytes, strict=True)
             )
-            pairs.append(
-                SolvedPair(
-                    count=some.count,
-                    graphs=some.graphs,
-                    gradient_bytes=some.gradient_bytes,
-                    shard_bytes=some.shard_bytes,
-                    results=(forward, backward),
-                )
+            solved[k] = SolvedPair(
+                count=some.count,
+                graphs=some.graphs,
+                gradient_bytes=some.gradient_bytes,
+                shard_bytes=some.shard_bytes,
+                results=(forward, backward),
             )
-        return SolvedAccumulation(kept=choice, pairs=tuple(pairs))
+            if not is_whole and (forward.best is None or backward.best is None):
+                left_out = True
+                break
+        return SolvedAccumulation(
+            kept=choice,
+            pairs=tuple(solved[k] for k in sorted(solved)),
+            is_whole=not left_out,
+            is_too_large=too_large,
+        )
 
     def _result(self, graph: LoadedGraph, caps: Caps, search_alone: bool) -> Result:
         key = id(graph), caps
@@ -349,6 +374,11 @@ class _Parts:
     summed: frozenset[str]
     shards: frozenset[str]
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether micro-batches share gathers or reductions, so that their graphs differ."""
+        return bool(self.held or self.summed or self.shards)
+
     @classmethod
     def of(cls, choice: Choice) -> "_Parts":
         def names(mark: str) -> frozenset[str]:
@@ -357,6 +387,19 @@ class _Parts:
         marks = (NEXT, SUM, SUM_SHARDS)
         kept = Choice(entry for entry in choice if mark_of(entry) not in marks)
         return cls(kept=kept, held=names(NEXT), summed=names(SUM), shards=names(SUM_SHARDS))
+
+
+def _words(choice: Choice) -> str:
+    """Return the numbers of entries of ``choice`` in words, those of each kind."""
+    counts = Counter(map(mark_of, choice))
+    kinds = (
+        (IN_NODE, "in their node"),
+        (NEXT, "that stay gathered"),
+        (SUM, "reduced once"),
+        (SUM_SHARDS, "whose shards are reduced once"),
+    )
+    more = (f"{counts[mark]} {words}" for mark, words in kinds if counts[mark])
+    return ", ".join((f"{counts['']} parameters kept", *more))
 
 
 def _with_gradients(result: Result, size_bytes: int) -> Result:
