@@ -1,6 +1,7 @@
 """Capture a preset on a mesh of any size, on one machine without accelerators."""
 
 from apsched.capture.captured import Capture
+from apsched.capture.fake_copy import refuse_branch
 from apsched.capture.fake_world import world
 from apsched.capture.micro_batches import MicroBatchChoice
 from apsched.fx.passes.checkpointing import Checkpointing, blocks_of
@@ -36,14 +37,23 @@ def capture_built(
 ) -> Capture:
     """Return the graphs of a preset that is built already, on real or fake tensors; its process
     group must still run. The inputs are those of one micro-batch.
+
+    Raises
+    ------
+    InputError
+        where the model branches on the value of a tensor.
     """
-    return (micro_batches or MicroBatchChoice()).capture(
-        built.module,
-        built.inputs,
-        source=built.name,
-        reshard_after_forward=built.options.reshard_after_forward,
-        passes=Checkpointing.parse(built.options.activation_checkpoint).passes(
-            blocks_of(built.module)
-        ),
-        count_saved=count_saved,
-    )
+    try:
+        return (micro_batches or MicroBatchChoice()).capture(
+            built.module,
+            built.inputs,
+            source=built.name,
+            reshard_after_forward=built.options.reshard_after_forward,
+            passes=Checkpointing.parse(built.options.activation_checkpoint).passes(
+                blocks_of(built.module)
+            ),
+            count_saved=count_saved,
+        )
+    except Exception as error:
+        refuse_branch(error, f"{built.name}: ")
+        raise

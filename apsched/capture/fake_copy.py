@@ -17,9 +17,10 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from apsched.errors import ApschedError, InputError
 from apsched.torch_compat.compilers import UncompiledModule, uncompiled_class
 from apsched.torch_compat.graphs import compiling_context, quiet_fake_tensors
+from apsched.torch_compat.random_draws import RandomBranchError
 
 T = TypeVar("T")
-_BRANCHES = (GuardOnDataDependentSymNode, DataDependentOutputException)
+_BRANCHES = (GuardOnDataDependentSymNode, DataDependentOutputException, RandomBranchError)
 """Errors of branches on the values of tensors."""
 Inputs = tuple[Any, ...] | Mapping[str, Any]
 """Inputs of forward, in order or by name."""
@@ -222,19 +223,33 @@ def traced(trace: Callable[[], T]) -> T:
             return also_as_compiled(trace)
     except ApschedError:
         raise
-    except _BRANCHES as error:
-        raise InputError(
-            "expected a step with the same operators for all values of its inputs, found a branch"
-            f" on the value of a tensor{_place(error)}; leave out the input that it tests, or have"
-            " the model skip the branch where torch.compiler.is_compiling() is true"
-        ) from error
     except Exception as error:
+        refuse_branch(error)
         refuse_reentrant(error)
         text = (str(error).strip().splitlines() or [""])[0][:300]
         raise InputError(
             "expected a model that runs, and that AOTAutograd can trace, with these inputs, found"
             f" {type(error).__name__}: {text}{_place(error)}; hand in inputs as the model gets"
             " them (a mapping for inputs by name)"
+        ) from error
+
+
+def refuse_branch(error: Exception, label: str = "") -> None:
+    """Raise ``InputError``, which begins with ``label``, where ``error`` is that of a branch on the
+    value of a tensor.
+    """
+    if isinstance(error, RandomBranchError):
+        raise InputError(
+            f"{label}expected the same operators in each run of the step, found a branch on a"
+            f" random draw, {error}{_place(error)}; set layerdrop to 0 in the configuration"
+            " (layerdrop, encoder_layerdrop, decoder_layerdrop), or call model.eval() for the"
+            " capture"
+        ) from error
+    if isinstance(error, _BRANCHES):
+        raise InputError(
+            f"{label}expected a step with the same operators for all values of its inputs, found a"
+            f" branch on the value of a tensor{_place(error)}; leave out the input that it tests,"
+            " or have the model skip the branch where torch.compiler.is_compiling() is true"
         ) from error
 
 

@@ -21,6 +21,7 @@ from apsched.capture.fake_copy import (
     also_as_compiled,
     called_in_order,
     inputs_of,
+    refuse_branch,
     refuse_reentrant,
 )
 from apsched.capture.fake_world import world
@@ -120,6 +121,7 @@ def capture_own(
     except ApschedError:
         raise
     except Exception as error:
+        refuse_branch(error, f"{source}: ")
         refuse_reentrant(error)
         raise InputError(
             f"{source}: expected a module that AOTAutograd can trace with these inputs, found"

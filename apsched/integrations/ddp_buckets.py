@@ -34,6 +34,7 @@ from apsched.quantities import show_us
 from apsched.torch_compat.compilers import uncompiled
 from apsched.torch_compat.ddp import first_bucket_bytes, reducer_buckets
 from apsched.torch_compat.graphs import gradient_of, process_group_names
+from apsched.torch_compat.random_draws import DecidedDraws
 from apsched.units import ticks_to_us
 
 _MIB = 1 << 20
@@ -208,7 +209,7 @@ def _gradient_order(model: nn.Module, inputs: Inputs) -> tuple[str, ...]:
         if tensor.requires_grad:
             tensor.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
     given = fake_call(copy, inputs, mode)
-    with mode:
+    with mode, DecidedDraws():
         leaves = torch.utils._pytree.tree_leaves(copy(*given))
         results = [r for r in leaves if isinstance(r, torch.Tensor) and r.requires_grad]
         torch.autograd.backward(results, [torch.ones_like(r) for r in results])

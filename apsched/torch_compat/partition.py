@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from apsched.fx.collectives import is_wait_tensor
 from apsched.torch_compat.checkpoints import checkpoints_as_tags
+from apsched.torch_compat.random_draws import DecidedDraws
 from apsched.torch_compat.version import check_torch_version
 
 check_torch_version()
@@ -70,7 +71,12 @@ def _states_as_tensors() -> Iterator[None]:
 @contextlib.contextmanager
 def _as_captured() -> Iterator[None]:
     """Have torch trace and recompute in the form that apsched captures."""
-    with checkpoints_as_tags(), _random_only_with_dropout(), _states_as_tensors():
+    with (
+        checkpoints_as_tags(),
+        _random_only_with_dropout(),
+        _states_as_tensors(),
+        DecidedDraws(),
+    ):
         yield
 
 

@@ -14,6 +14,7 @@ from apsched.torch_compat import checkpoints as checkpoints
 from apsched.torch_compat import effects as effects
 from apsched.torch_compat import graphs as private
 from apsched.torch_compat import partition as partition
+from apsched.torch_compat import random_draws as random_draws
 from apsched.torch_compat import repro as repro
 from apsched.torch_compat import sizes as sizes
 from apsched.torch_compat.contracts.registry import contract, expect, group
@@ -53,6 +54,30 @@ def _import_op_library() -> None:
             f"the module that defines the operators of {namespace} can be imported",
         )
     expect(not private.import_op_library("nowhere"), "an unknown namespace has no module")
+
+
+@contract("DecidedDraws", "RandomBranchError")
+def _draws() -> None:
+    class Drops(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if torch.rand([]) < self.bias.numel() - 4 else super().forward(x)
+
+    def traced(features: int) -> Any:
+        step, x = Drops(4, features), torch.ones(2, 4)
+        return partition.partitioned_graphs(
+            step, (x,), lambda joint: joint, lambda node: False, lambda joint: []
+        )[0]
+
+    targets = {node.target for node in traced(4).graph.nodes}
+    expect(aten.addmm.default in targets, "a branch that no draw takes is left out")
+    expect(aten.rand.default not in targets, "its draw is, too")
+    expect(aten.addmm.default not in {n.target for n in traced(5).graph.nodes}, "all draws agree")
+    with random_draws.DecidedDraws():
+        try:
+            bool(torch.rand([]) < 0.5)
+        except random_draws.RandomBranchError:
+            return
+    raise AssertionError("a branch that some draws take is refused")
 
 
 @contract("symbolic_size")

@@ -23,10 +23,15 @@ class Language(nn.Module):
     """An embedding, blocks that run in ``order``, and a head, which may be tied."""
 
     def __init__(
-        self, order: Sequence[int] = (0, 1, 2), *, tied: bool = False, checkpointed: bool = False
+        self,
+        order: Sequence[int] = (0, 1, 2),
+        *,
+        tied: bool = False,
+        checkpointed: bool = False,
+        layerdrop: float | None = None,
     ) -> None:
         super().__init__()
-        self.order, self.checkpointed = order, checkpointed
+        self.order, self.checkpointed, self.layerdrop = order, checkpointed, layerdrop
         self.embedding = nn.Embedding(65, 32)
         self.blocks = nn.ModuleList(Block() for _ in range(3))
         self.head = nn.Linear(32, 65, bias=False)
@@ -36,6 +41,8 @@ class Language(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
         for k in self.order:
+            if self.layerdrop is not None and torch.rand([]) < self.layerdrop:
+                continue
             block = self.blocks[k]
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
         return self.head(x)
@@ -57,6 +64,7 @@ def layout(
     reshard: bool = True,
     checkpointed: bool = False,
     frozen: bool = False,
+    layerdrop: float | None = None,
 ) -> Callable[[], nn.Module]:
     """Return a function that builds the model with these units, and the root as the last;
     ``frozen``: its embedding has no gradient, so that the first block has no gradient of its input.
@@ -64,7 +72,7 @@ def layout(
 
     def build() -> nn.Module:
         torch.manual_seed(0)
-        model = Language(order, tied=tied, checkpointed=checkpointed)
+        model = Language(order, tied=tied, checkpointed=checkpointed, layerdrop=layerdrop)
         model.embedding.requires_grad_(not frozen)
         for unit in units(model):
             fully_shard(unit, reshard_after_forward=reshard)
@@ -83,5 +91,6 @@ LAYOUTS = {
     "a first unit that runs again in backward": layout(
         lambda m: [part for b in m.blocks for part in (b.up, b)], checkpointed=True, frozen=True
     ),
+    "blocks with a LayerDrop of 0": layout(layerdrop=0.0),
     "every part a unit, kept": layout(lambda m: [m.embedding, *m.blocks, m.head], reshard=False),
 }
