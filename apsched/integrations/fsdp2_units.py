@@ -62,7 +62,13 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
                 )
             modules.setdefault(unit, []).append((plain_name(name), module))
             owner[name] = unit
-    if "" not in owner:
+    if owner and "" not in owner:
+        raise InputError(
+            "expected a model on which fully_shard was called, found it called on"
+            f" {len(owner)} modules in the model alone ({_some(list(owner))}); call it on the"
+            " model, too, as the last"
+        )
+    if not owner:
         raise InputError(
             "expected a model on which fully_shard was called, found none; call it on the blocks,"
             " then on the model"

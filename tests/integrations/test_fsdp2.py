@@ -285,6 +285,12 @@ def test_schedules_of_something_else_are_refused(model):
     forward, backward = (solved(problem, plan=fsdp2_plan(model, problem)) for problem in problems)
     with pytest.raises(InputError, match="expected a model on which fully_shard was called"):
         apply_fsdp2(Net(), [forward, backward])
+    parts = Net()
+    fully_shard(next(iter(parts.children()))[0])
+    with pytest.raises(
+        InputError, match=r"1 modules? in the model alone .*call it on the model, too"
+    ):
+        apply_fsdp2(parts, [forward, backward])
     with pytest.raises(
         InputError, match="expected results of a forward and a backward graph, found backward"
     ):
