@@ -8,6 +8,7 @@ on the buckets are these.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from apsched.compiler.settings import Settings
 from apsched.costs.model import CostModel
 from apsched.errors import InputError
 from apsched.graph.export.export import export_graph
+from apsched.graph.export.prices import launch_us
 from apsched.kinds import CollectiveKind
 from apsched.problem.build import build_problem
 from apsched.quantities import show_us
@@ -42,6 +44,8 @@ _DEFAULT_CAP_MB = 25
 _CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 500, 1000)
 _SLACK = 1e-3
 """Share of the step time that fewer launches may cost."""
+_MOST_BUCKETS = 64
+"""Of the exact search, which takes a pass over all pairs of gradients for each number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +84,11 @@ class DdpBuckets:
 
     def __str__(self) -> str:
         """Return one line about it."""
+        number = "1 bucket" if len(self.buckets) == 1 else f"{len(self.buckets)} buckets"
         return (
-            f"DDP: {len(self.buckets)} buckets, the first of {self.first_bucket_bytes} bytes, step"
-            f" time {show_us(self.step_time_us)} predicted, {show_us(self.default_us)} with DDP's"
-            f" own ({100 * self.gain:.1f} % less)"
+            f"DDP: {number}, the first of {self.first_bucket_bytes} bytes, step time"
+            f" {show_us(self.step_time_us)} predicted, {show_us(self.default_us)} with DDP's own"
+            f" ({100 * self.gain:.1f} % less)"
         )
 
 
@@ -98,6 +103,8 @@ class _Backward:
     """From the begin of the step."""
     end_us: float
     """Of compute."""
+    launch_us: float
+    """Of one all-reduce, on the compute stream."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -197,6 +204,13 @@ def _backward(model: nn.Module, inputs: Inputs, prices: CostModel) -> _Backward:
         parameters=tuple(torch.empty_like(parameters[n], device="meta") for n in order),
         ready_us=tuple(ready),
         end_us=end_us,
+        launch_us=launch_us(
+            prices,
+            CollectiveKind.ALL_REDUCE,
+            _whole_group(),
+            dist.get_world_size(),
+            parameters[order[0]].device,
+        ),
     )
 
 
@@ -247,7 +261,7 @@ def _best(backward: _Backward, prices: CostModel) -> DdpBuckets:
         (first * _MIB, cap * _MIB) for first in (1, 5) for cap in _CAPS_MB if cap > first
     ]
     if len({(p.dtype, p.device) for p in backward.parameters}) == 1:
-        candidates.append(_fastest_limits(backward, prices))
+        candidates += _fastest_limits(backward, prices)
     judged = [_judged(backward, limits, prices) for limits in candidates]
     default_us = judged[0][0]
     within_us = min(us for us, _, _ in judged) * (1 + _SLACK)
@@ -270,34 +284,53 @@ def _judged(
     backward: _Backward, limits: tuple[int, ...], prices: CostModel
 ) -> tuple[float, list[list[int]], tuple[int, ...]]:
     """Return the step time with these limits, the buckets that the reducer makes, and the
-    limits.
+    limits. Each launch delays the compute behind it.
     """
     buckets = reducer_buckets(backward.parameters, limits)
-    end_us = 0.0
+    end_us = launched_us = 0.0
     for bucket in buckets:
+        launched_us += backward.launch_us
         size = sum(backward.sizes[k] for k in bucket)
-        end_us = max(end_us, backward.ready_us[bucket[-1]]) + _reduce_us(prices, size)
-    return max(end_us, backward.end_us), buckets, limits
+        ready_us = backward.ready_us[bucket[-1]] + launched_us
+        end_us = max(end_us, ready_us) + _reduce_us(prices, size)
+    return max(end_us, backward.end_us + launched_us), buckets, limits
 
 
-def _fastest_limits(backward: _Backward, prices: CostModel) -> tuple[int, ...]:
-    """Return the limits of the runs of gradients that are all reduced first (prices are
-    interpolated in size): the end of the first j is the least over the last of their runs.
+def _fastest_limits(backward: _Backward, prices: CostModel) -> list[tuple[int, ...]]:
+    """Return for each number of buckets the limits of the runs of gradients that are all reduced
+    first (prices are interpolated in size): the end of the first j in k runs is the least over the
+    last of them.
     """
     sizes = np.concatenate([[0], np.cumsum(backward.sizes)])
-    count = len(backward.sizes)
+    count, ready = len(backward.sizes), np.array(backward.ready_us)
     grid = np.unique(np.geomspace(1, max(int(sizes[-1]), 2), 256).astype(np.int64))
     price = np.array([_reduce_us(prices, int(size)) for size in grid])
-    ends, before = np.zeros(count + 1), np.zeros(count + 1, dtype=np.int64)
-    for last in range(1, count + 1):
-        took = np.interp(sizes[last] - sizes[:last], grid, price)
-        found = np.maximum(ends[:last], backward.ready_us[last - 1]) + took
-        before[last] = int(np.argmin(found))
-        ends[last] = found[before[last]]
-    limits: list[int] = []
-    while count:
-        limits.append(int(sizes[count] - sizes[before[count]]))
-        count = int(before[count])
+    ends = np.full(count + 1, np.inf)
+    ends[0] = 0.0
+    before: list[np.ndarray] = []
+    found: list[tuple[int, ...]] = []
+    for num_buckets in range(1, min(count, _MOST_BUCKETS) + 1):
+        launched_us = num_buckets * backward.launch_us
+        now, last_run = np.full(count + 1, np.inf), np.zeros(count + 1, dtype=np.int64)
+        for last in range(num_buckets, count + 1):
+            took = np.interp(sizes[last] - sizes[:last], grid, price)
+            end = np.maximum(ends[:last], ready[last - 1] + launched_us) + took
+            last_run[last] = int(np.argmin(end))
+            now[last] = end[last_run[last]]
+        ends = now
+        before.append(last_run)
+        found.append(_limits(before, sizes))
+    return found
+
+
+def _limits(before: Sequence[np.ndarray], sizes: np.ndarray) -> tuple[int, ...]:
+    """Return the bytes of each run; ``before`` has the begin of the last run, by the number of runs
+    and their end.
+    """
+    last, limits = len(sizes) - 1, []
+    for last_run in reversed(before):
+        limits.append(int(sizes[last] - sizes[last_run[last]]))
+        last = int(last_run[last])
     return tuple(reversed(limits))
 
 

@@ -136,7 +136,7 @@ def launch_curves(
     curves = {}
     for kind, group, size in groups:
         if kind in BUCKET_KINDS:
-            price_ticks = us_to_ticks(_launch_us(cost_model, kind, group, size, device))
+            price_ticks = us_to_ticks(launch_us(cost_model, kind, group, size, device))
             curves[launch_curve_name(kind, group)] = PriceCurve(
                 size_bytes=(0, 1), price_ticks=(price_ticks, price_ticks)
             )
@@ -165,11 +165,11 @@ def coalesced_curves(
     return curves
 
 
-def _launch_us(
+def launch_us(
     cost_model: CostModel, kind: CollectiveKind, group: str, group_size: int, device: torch.device
 ) -> float:
     """Return the price in ``cost_model`` of the launch that write-back would emit for a small
-    bucket.
+    bucket, in microseconds on the compute stream.
     """
     c10d = torch.ops._c10d_functional
     graph = torch.fx.Graph()

@@ -1,0 +1,76 @@
+"""``ddp_buckets``: launches cost on the compute stream, and no other runs end the step earlier."""
+
+import random
+from itertools import pairwise, product
+
+import pytest
+import torch
+from torch import nn
+
+import apsched
+from apsched.capture.fake_world import world
+from apsched.integrations import ddp_buckets as module
+from apsched.integrations.ddp_buckets import _Backward, _best, _judged
+
+
+class Prices:
+    """A cost model in which an all-reduce takes ``latency_us`` and a microsecond per 1000 bytes."""
+
+    def __init__(self, latency_us: float) -> None:
+        self.latency_us = latency_us
+
+    def compute_us(self, node: torch.fx.Node) -> float:
+        return 0.0
+
+    def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
+        return self.latency_us + size_bytes / 1000
+
+
+def backward(seed: int, launch_us: float) -> _Backward:
+    draw = random.Random(seed)
+    ready = sorted(draw.uniform(0, 200) for _ in range(7))
+    sizes = [draw.choice([100, 3000, 20000]) for _ in ready]
+    return _Backward(
+        names=tuple(f"p{k}" for k in range(7)),
+        parameters=tuple(torch.empty(size // 4, device="meta") for size in sizes),
+        ready_us=tuple(ready),
+        end_us=ready[-1] + draw.choice([0.0, 20.0]),
+        launch_us=launch_us,
+    )
+
+
+def all_limits(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the limits of each way to cut the gradients into runs."""
+    found = []
+    for cuts in product([False, True], repeat=len(sizes) - 1):
+        ends = [0, *(k + 1 for k, cut in enumerate(cuts) if cut), len(sizes)]
+        found.append(tuple(sum(sizes[a:b]) for a, b in pairwise(ends)))
+    return found
+
+
+@pytest.mark.parametrize("launch_us", [0.0, 5.0, 40.0])
+@pytest.mark.parametrize("latency_us", [0.5, 10.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_other_runs_end_the_step_earlier(monkeypatch, seed, latency_us, launch_us):
+    monkeypatch.setattr(module, "_SLACK", 0.0)
+    of, prices = backward(seed, launch_us), Prices(latency_us)
+    with world(2):
+        found = _best(of, prices)
+        least_us = min(_judged(of, limits, prices)[0] for limits in all_limits(of.sizes))
+    assert found.step_time_us == pytest.approx(least_us, rel=1e-3), "prices are interpolated"
+
+
+def test_a_launch_delays_the_compute_behind_it():
+    of, prices = backward(0, 5.0), Prices(0.5)
+    with world(2):
+        one_us = _judged(of, (sum(of.sizes),), prices)[0]
+        assert one_us == pytest.approx(of.ready_us[-1] + 5.0 + 0.5 + sum(of.sizes) / 1000)
+        many_us, buckets, _ = _judged(of, of.sizes, prices)
+        assert many_us >= of.end_us + 5.0 * len(buckets)
+
+
+def test_buckets_of_a_small_model_are_few():
+    layers = [nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4)]
+    with world(2):
+        found = apsched.ddp_buckets(nn.Sequential(*layers), (torch.ones(4, 32),), cluster="h100")
+    assert len(found.buckets) == 1, "a launch costs more than the wait for a few bytes"
