@@ -28,6 +28,7 @@ RUN = {
     "my_study.py": "test_a_study_from_python",
     "my_step.py": "test_a_step_from_python",
     "my_accumulation.py": "test_micro_batches_from_python",
+    "my_solved_once.py": "test_micro_batches_solved_once",
 }
 """File of a block -> the test that runs it."""
 
@@ -105,16 +106,35 @@ def test_a_step_from_python(
     assert (tmp_path / "kept.txt").read_text().split() == [*names["step"].kept]
 
 
+def sharded_own_model(page: str, file: str) -> tuple[dict[str, Any], Any, Any]:
+    """Return the names of the block ``file`` of ``page``, and the sharded model of
+    docs/own-model.md with its inputs.
+    """
+    names: dict[str, Any] = {}
+    for name, wanted in (("own-model.md", "my_model.py"), (page, file)):
+        (block,) = (b for b in blocks_of(ROOT / "docs" / name) if b.file == wanted)
+        exec(compile(block.code, block.page, "exec"), names)
+    model, inputs = names["build"]()
+    for module in (*model, model):
+        fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+    return names, model, inputs
+
+
 def test_micro_batches_from_python() -> None:
     """The function of docs/accumulate.md, on the model of docs/own-model.md."""
-    names: dict[str, Any] = {}
-    for page, file in (("own-model.md", "my_model.py"), ("accumulate.md", "my_accumulation.py")):
-        (block,) = (b for b in blocks_of(ROOT / "docs" / page) if b.file == file)
-        exec(compile(block.code, block.page, "exec"), names)
     with world(2):
-        model, inputs = names["build"]()
-        for module in (*model, model):
-            fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+        names, model, inputs = sharded_own_model("accumulate.md", "my_accumulation.py")
         step = names["four_micro_batches"](model, inputs)
         step.begin(0)
     assert len(step.settings) == 4
+
+
+def test_micro_batches_solved_once(tmp_path: Path) -> None:
+    """The function of docs/troubleshooting.md on the first process rank, and on another one."""
+    found = []
+    for rank in (0, 1):
+        with world(2, rank):
+            names, model, inputs = sharded_own_model("troubleshooting.md", "my_solved_once.py")
+            found.append(names["solved_once"](model, inputs, tmp_path / "solved"))
+    assert len(found[0].settings) == 3
+    assert found[0].settings == found[1].settings
