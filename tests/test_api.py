@@ -11,6 +11,7 @@ import networkx as nx
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import apsched
 from apsched.capture.fake_world import world
@@ -110,6 +111,25 @@ def test_caps(gm: torch.fx.GraphModule) -> None:
     assert result.chosen.topo_span <= 20
     assert result.chosen.prefetch <= 2
     assert result.chosen.in_flight_bytes <= 1000
+
+
+def test_a_graph_that_reduces_an_input_in_place() -> None:
+    """No storage is of the graph, so a collective has neither an input nor an output of its own."""
+    ops = torch.ops._c10d_functional
+    with world(2) as running:
+        group = next(iter(running.group_ranks))
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> None:
+            for tensor in (x, y):
+                ops.all_reduce_(tensor, "sum", group)
+                ops.wait_tensor(tensor)
+
+        graph = make_fx(step, tracing_mode="fake")(torch.empty(64, 64), torch.empty(16, 16))
+        result = apsched.optimize(graph, budget=1).apsched_result
+    assert result.best is not None
+    assert result.best.num_launches == 2
+    assert result.best.peak_memory_bytes == 4 * (64 * 64 + 16 * 16)
+    assert result.gap == 0.0
 
 
 def test_nothing_fits(gm: torch.fx.GraphModule) -> None:

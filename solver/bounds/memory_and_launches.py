@@ -234,12 +234,16 @@ def _held_inputs(arrays: ProblemArrays, collectives: Ints) -> Ints:
     """Return the bytes of the input of each of ``collectives`` that its launch alone keeps alive
     behind the compute node that makes it.
     """
+    held: Ints = np.zeros(len(collectives), dtype=np.int64)
     s = arrays.input_storage[collectives]
-    known = (s >= 0) & (np.bincount(s[s >= 0], minlength=len(arrays.storage_bytes) + 1)[s] == 1)
-    known &= (arrays.storage_birth_compute[s] >= 0) & (
-        arrays.storage_last_compute[s] < arrays.ready_slot[collectives]
+    (own,) = np.nonzero(s >= 0)  # the others reduce a storage of the caller
+    s = s[own]
+    known = (
+        (np.bincount(s, minlength=len(arrays.storage_bytes))[s] == 1)
+        & (arrays.storage_birth_compute[s] >= 0)
+        & (arrays.storage_last_compute[s] < arrays.ready_slot[collectives[own]])
     )
-    held: Ints = np.where(known, arrays.storage_bytes[s], 0)
+    held[own] = np.where(known, arrays.storage_bytes[s], 0)
     return held
 
 
