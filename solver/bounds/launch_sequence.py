@@ -161,6 +161,8 @@ def _stream(instance: Instance, work: PathWork, parts: Sequence[BucketCosts]) ->
             *("alone_work", "shared_work", "epilogue"),
         )
     )
+    if not size.any():
+        return None
     cell_bytes = _cell_bytes(size)
     cells = (size / cell_bytes + 1e-9).astype(np.int64)
     kept = cells > 0
@@ -198,7 +200,9 @@ def _stream(instance: Instance, work: PathWork, parts: Sequence[BucketCosts]) ->
 
 
 def _cell_bytes(size_bytes: Floats) -> float:
-    """Return the size of a cell with which the sizes, each rounded down to cells, lose least."""
+    """Return the size of a cell with which the sizes, each rounded down to cells, lose least; there
+    must be a size above 0.
+    """
     sizes, counts = np.unique(size_bytes[size_bytes > 0], return_counts=True)
     total = float(sizes @ counts)
     least = total / _MOST_CELLS

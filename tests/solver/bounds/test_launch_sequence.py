@@ -1,6 +1,7 @@
 """The bound over all sequences of launches: least of all sequences, and no schedule is below it."""
 
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -194,3 +195,17 @@ def test_a_step_of_compute_is_left_out() -> None:
     instance = Instance.of(gathers_first(random.Random(0)))
     compute = int(instance.arrays.compute_ticks.sum())
     assert launch_sequence_bound(instance, compute) is None
+
+
+def test_collectives_of_no_bytes_have_no_sequence() -> None:
+    """Nor a warning of numpy: the size of a cell was 0, and sizes were divided by it."""
+    b = ByHand(prices={"all_gather": line(10)})
+    x = b.input("x", 512)
+    for i in range(3):
+        shard = b.input(f"s{i}", 0, kept=True)
+        gathered = b.wait(f"w{i}", b.start("all_gather", f"g{i}", shard, 0, 0))
+        x = b.compute(f"k{i}", 10, x, gathered, size=512)
+    instance = Instance.of(b.output(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert launch_sequence_bound(instance, 10_000) is None
