@@ -23,6 +23,12 @@ class CapturedGraph:
     """Placeholder name -> fully qualified name of the parameter behind it."""
     hints: Mapping[str, int] = field(default_factory=dict)
     """Symbol -> size, of sizes that depend on data, as the user states them."""
+    gradient_inputs: tuple[str, ...] = ()
+    """Placeholders of forward whose gradients this graph returns, where its outputs have no
+    descriptors of AOTAutograd.
+    """
+    has_backward: bool = True
+    """Whether the step may have a backward graph: a model of which nothing is trained has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

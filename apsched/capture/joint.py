@@ -5,6 +5,7 @@ compiler gets them.
 import gc
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -106,7 +107,8 @@ def capture_module(
         )
     working_on(f"missing values of {len(forward.graph.nodes)} nodes", is_long=True)
     forward = run_passes(with_missing_values(forward), (tag_saved(num_outputs),)).module
-    graphs = [_captured("forward", forward, kept=forward.graph.find_nodes(op="placeholder"))]
+    first = _captured("forward", forward, kept=forward.graph.find_nodes(op="placeholder"))
+    graphs = [replace(first, has_backward=backward is not None)]
     if backward is not None:
         backward = with_missing_values(backward)  # torch makes nodes without: those of generators
         graphs.append(

@@ -51,6 +51,7 @@ def joined(forward: CapturedGraph, backward: CapturedGraph) -> CapturedGraph:
         kept_inputs=forward.kept_inputs,
         parameter_names=forward.parameter_names,
         hints={**forward.hints, **backward.hints},
+        gradient_inputs=backward.gradient_inputs,
     )
 
 

@@ -73,6 +73,7 @@ def to_bytes(dag: nx.DiGraph) -> bytes:
                 for key in ("chains", "parameters", "gradients")
                 if dag.graph.get(key)
             },
+            **({} if dag.graph.get("has_backward", True) else {"has_backward": False}),
         },
         "nodes": [
             {"id": rank, **asdict(dag.nodes[rank]["record"])}
@@ -113,6 +114,7 @@ def from_bytes(data: bytes) -> nx.DiGraph:
         chains=_ints(graph.get("chains", []), "chains"),
         parameters=_strings(graph.get("parameters", []), "parameters"),
         gradients=_strings(graph.get("gradients", []), "gradients"),
+        has_backward=_has_backward(graph),
     )
     for k, node in enumerate(_get(content, "nodes", list)):
         record = _record(NodeRecord, _without_id(node), f"node {k}")
@@ -214,6 +216,13 @@ def _get(content: Any, key: str, of: type, where: str = "graph file") -> Any:
     value = content.get(key) if isinstance(content, dict) else None
     if not isinstance(value, of) or isinstance(value, bool):
         raise InputError(f"{where}: expected {key!r} to be a {of.__name__}, found {_brief(value)}")
+    return value
+
+
+def _has_backward(graph: dict[str, Any]) -> bool:
+    value = graph.get("has_backward", True)
+    if not isinstance(value, bool):
+        raise InputError(f"has_backward: expected true or false, found {_brief(value)}")
     return value
 
 

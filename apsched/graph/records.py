@@ -8,10 +8,11 @@ curve name to a :class:`apsched.costs.price_curve.PriceCurve` (time against byte
 ``dag.graph["cuts"]`` is a tuple of :class:`apsched.kinds.KernelCut`; ``dag.graph["assumed"]`` is an
 :class:`Assumed`, where sizes depend on data; ``dag.graph["chains"]`` has the chain of each node,
 where there are several (:mod:`apsched.fx.chains`); ``dag.graph["parameters"]`` has the names of
-those among its inputs, ``["gradients"]`` of those whose gradients it returns, as far as they are
-known; ``dag.graph["name"]``, ``["cluster"]``, ``["group_ranks"]`` say where the graph comes from,
-and ``["priced_by"]`` is the :class:`apsched.costs.clusters.cluster.Cluster` called ``["cluster"]``,
-``None`` where it is not known.
+those among its inputs, ``["gradients"]`` of those whose gradients it returns (or of inputs, where
+parameters have no names), as far as they are known; ``["has_backward"]`` is false where the step
+has no gradients; ``dag.graph["name"]``, ``["cluster"]``, ``["group_ranks"]`` say where the graph
+comes from, and ``["priced_by"]`` is the :class:`apsched.costs.clusters.cluster.Cluster` called
+``["cluster"]``, ``None`` where it is not known.
 """
 
 from dataclasses import dataclass

@@ -128,14 +128,14 @@ def beside_graphs(dags: Sequence[nx.DiGraph], cluster: Cluster) -> tuple[BesideG
 
     A parameter is an input of a floating dtype that the caller keeps; a parameter that several
     graphs take is recognized by its name and counts once. Those without a gradient have no
-    optimizer state, where a graph says which have one. Communicators are those that any of the
-    graphs uses.
+    optimizer state, where a graph says which have one, or that the step has none. Communicators are
+    those that any of the graphs uses.
     """
     held = [_parameters(dag, dags) for dag in dags]
     all_held = {name: found for parameters in held for name, found in parameters.items()}
     total_bytes, bf16_bytes = _both_bytes(all_held.values())
     trained = all_held.keys() & {n for dag in dags for n in dag.graph.get("gradients", ())}
-    frozen = all_held.keys() - trained if trained else ()
+    frozen = all_held.keys() - trained if trained or not _has_backward(dags) else ()
     frozen_bytes, bf16_frozen_bytes = _both_bytes(all_held[name] for name in frozen)
     is_gpu = cluster.library == "nccl"
     num_communicators = _num_groups(dags) if is_gpu else 0
@@ -195,7 +195,7 @@ def _parameters(dag: nx.DiGraph, dags: Sequence[nx.DiGraph]) -> Mapping[str, tup
     """Return name -> (bytes of the shard, bytes of an element) of the parameters that ``dag``
     takes, one of the graphs ``dags`` of a step: inputs with the name of a parameter. Where no graph
     names its parameters (older files do not) it is any name, that of a module, too, or all kept
-    inputs if none has one.
+    inputs if none has one; but a step that is known to have no gradients names all that it has.
     """
     names = {name for one in dags for name in one.graph.get("parameters", ())}
     inputs = [
@@ -204,7 +204,7 @@ def _parameters(dag: nx.DiGraph, dags: Sequence[nx.DiGraph]) -> Mapping[str, tup
         if record.kind is NodeKind.INPUT and record.dtype in _BYTES_OF_DTYPE
     ]
     kept = [record for record in inputs if _kept_bytes(dag, record)]
-    if names:
+    if names or not _has_backward(dags):
         taken = [record for record in kept if record.module in names]
     else:
         taken = [record for record in kept if record.module] or kept
@@ -212,6 +212,11 @@ def _parameters(dag: nx.DiGraph, dags: Sequence[nx.DiGraph]) -> Mapping[str, tup
         record.module or record.name: (_kept_bytes(dag, record), _BYTES_OF_DTYPE[record.dtype])
         for record in taken
     }
+
+
+def _has_backward(dags: Sequence[nx.DiGraph]) -> bool:
+    """Return whether the step of ``dags`` may have gradients."""
+    return all(dag.graph.get("has_backward", True) for dag in dags)
 
 
 def _both_bytes(parameters: Iterable[tuple[int, int]]) -> tuple[int, int]:

@@ -70,7 +70,9 @@ def test_no_hook_stays_on_the_module() -> None:
 def test_a_module_without_gradients_has_no_backward() -> None:
     module = Step().requires_grad_(False)
     capture = capture_module(module, (torch.randn(3, 8),), source="step")
-    assert [graph.name for graph in capture.graphs] == ["forward"]
+    assert [(graph.name, graph.has_backward) for graph in capture.graphs] == [("forward", False)]
+    trained = capture_module(Step(), (torch.randn(3, 8),), source="step")
+    assert all(graph.has_backward for graph in trained.graphs)
 
 
 class Sharded(nn.Module):

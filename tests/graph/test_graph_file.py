@@ -55,6 +55,13 @@ def test_names_of_gradients_come_back(dag):
     assert from_bytes(to_bytes(with_names)).graph["gradients"] == ("w",)
 
 
+def test_a_step_without_a_backward_graph_comes_back(dag):
+    assert "has_backward" not in orjson.loads(gzip.decompress(to_bytes(dag)))["graph"]
+    inference = dag.copy()
+    inference.graph["has_backward"] = False
+    assert from_bytes(to_bytes(inference)).graph["has_backward"] is False
+
+
 def test_a_graph_file_is_read_without_torch(dag, tmp_path):
     save_graph(dag, tmp_path / "g.graph")
     code = (
@@ -125,6 +132,10 @@ BROKEN = {
     "list of text": (
         lambda dag: rewritten(dag, lambda c: c["nodes"][2].update(reads=["a"])),
         "node 2, reads: expected a list of whole",
+    ),
+    "a step with half a backward": (
+        lambda dag: rewritten(dag, lambda c: c["graph"].update(has_backward="half")),
+        "has_backward: expected true or false, found 'half'",
     ),
     "gradients that are no names": (
         lambda dag: rewritten(dag, lambda c: c["graph"].update(gradients=[1])),

@@ -106,6 +106,28 @@ def test_a_parameter_without_a_gradient_has_no_state() -> None:
     assert beside_graphs([FORWARD, others], H100)[0].frozen_bytes == 0
 
 
+def test_inputs_without_names_have_state_where_backward_returns_their_gradients() -> None:
+    """As in files that torch wrote: the second input is the batch."""
+    forward = _dag(("", "float32", 800, True), ("", "float32", 64, True))
+    backward = _dag(("", "float32", 5000, False), gradients=("primals_0",))
+    for beside in beside_graphs([forward, backward], H100):
+        assert (beside.parameter_bytes, beside.frozen_bytes) == (864, 64)
+        assert beside.shards.size_bytes == 800
+
+
+def test_a_step_without_gradients_has_no_state() -> None:
+    """A model whose parameters are all frozen, and one that has none but an input."""
+    frozen = _dag(("layer.w", "float32", 800, True), ("", "float32", 64, True))
+    frozen.graph.update(parameters=("layer.w",), has_backward=False)
+    none = _dag(("", "float32", 64, True))
+    none.graph["has_backward"] = False
+    for dag, size_bytes in ((frozen, 800), (none, 0)):
+        (beside,) = beside_graphs([dag], H100)
+        assert (beside.parameter_bytes, beside.frozen_bytes) == (size_bytes, size_bytes)
+        account = MemoryAccount(beside=beside)
+        assert not any(line.what.startswith("optimizer state") for line in account.lines)
+
+
 def test_other_inputs_with_the_name_of_a_module_are_no_parameters() -> None:
     """Such as the input of the model, which backward takes again; also where a graph takes no
     parameter at all.

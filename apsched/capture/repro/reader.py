@@ -158,8 +158,22 @@ def _read_graph(
         module=module,
         kept_inputs=kept_by_name(placeholders),
         parameter_names={},
+        gradient_inputs=_gradient_inputs(module.graph),
     )
     return graph, sizes
+
+
+def _gradient_inputs(graph: torch.fx.Graph) -> tuple[str, ...]:
+    """Return the placeholders of forward whose gradients ``graph`` returns; none unless it is a
+    backward graph.
+
+    Backward returns one value for each input of forward, in their order, ``None`` for an input
+    without a gradient, and AOTAutograd numbers these inputs from 1.
+    """
+    values = graph.output_node().args[0]
+    if direction_of(graph) != "backward" or not isinstance(values, list | tuple):
+        return ()
+    return tuple(f"primals_{k}" for k, value in enumerate(values, start=1) if value is not None)
 
 
 def _refuse_missing(

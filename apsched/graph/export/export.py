@@ -83,7 +83,8 @@ def export_graph(
         assumed=_assumed(analysis, sizes),
         chains=_chains(analysis),
         parameters=tuple(sorted(set(captured.parameter_names.values()))),
-        gradients=gradients_returned(analysis.nodes, analysis.kinds),
+        gradients=gradients_returned(captured, analysis.nodes, analysis.kinds),
+        has_backward=captured.has_backward,
     )
     data, order = edges_of(analysis)
     dag.add_nodes_from((record.rank, {"record": record}) for record in records)

@@ -164,13 +164,15 @@ def _parameter_after(
 
 
 def gradients_returned(
-    nodes: Sequence[torch.fx.Node], kinds: Sequence[NodeKind]
+    captured: CapturedGraph, nodes: Sequence[torch.fx.Node], kinds: Sequence[NodeKind]
 ) -> tuple[str, ...]:
-    """Return the names of the parameters whose gradients are outputs, sorted; none where outputs
-    have no descriptors of AOTAutograd.
+    """Return the names of the parameters whose gradients are outputs, sorted: by the descriptors of
+    AOTAutograd, and where outputs have none, the inputs that the capture knows.
     """
     found = _gradient_outputs(nodes[-1]) if nodes and kinds[-1] is NodeKind.OUTPUT else {}
-    return tuple(sorted(set(found.values())))
+    names = captured.parameter_names
+    known = found.values() or [names.get(name, name) for name in captured.gradient_inputs]
+    return tuple(sorted(set(known)))
 
 
 def _gradient_outputs(output: torch.fx.Node) -> dict[torch.fx.Node, str]:

@@ -55,6 +55,19 @@ def test_debug_directory_is_a_pair(tmp_path: Path) -> None:
         assert (capture.group_sizes, capture.notes) == ({"0": 64}, ())
 
 
+def test_backward_names_the_inputs_that_get_a_gradient() -> None:
+    """Its second value is ``None``: that input, the batch, gets none; nor does forward."""
+    both = {"forward": "fsdp_forward", "backward": "fsdp_backward"}
+    found = {
+        name: read_repro(DATA / f"{file}.py.txt").graphs[0].gradient_inputs
+        for name, file in both.items()
+    }
+    assert found == {
+        "forward": (),
+        "backward": ("primals_1", "primals_3", "primals_4", "primals_5"),
+    }
+
+
 def test_trace_log_is_a_pair(tmp_path: Path) -> None:
     """By its directory, by itself, and under the name that tlparse gives it."""
     log = trace_log(
