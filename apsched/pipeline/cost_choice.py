@@ -18,6 +18,7 @@ from apsched.costs.measured import MeasuredCosts
 from apsched.costs.measured_file import load_costs
 from apsched.costs.network.table import CollectiveTable, load_table
 from apsched.errors import InputError
+from apsched.kinds import NodeKind
 from apsched.problem.contention_spec import ContentionChoice
 
 _DEVICES = ("cpu", "a100", "h100", "h200", "b200", "gb200", "mi300x")
@@ -87,6 +88,28 @@ def other_device(read: ReadCosts) -> tuple[str, ...]:
         f"the costs were measured on {read.measured.device!r} for {expected}, but cluster"
         f" {priced.name!r} prices all other nodes: step times mix two devices; choose --cluster, or"
         " measure again",
+    )
+
+
+def compute_from_profile(dags: Sequence[nx.DiGraph]) -> bool:
+    """Whether a profile prices compute of ``dags``. Its times contain the contention of that
+    job.
+    """
+    records = (record for dag in dags for _, record in dag.nodes(data="record"))
+    return any(
+        record.kind is NodeKind.COMPUTE and record.cost_source == "profile" for record in records
+    )
+
+
+def counted_twice(contention: ContentionChoice, dags: Sequence[nx.DiGraph]) -> tuple[str, ...]:
+    """Return a warning where ``contention`` slows compute whose times come from a profile; empty
+    otherwise.
+    """
+    if not (contention.compute and compute_from_profile(dags)):
+        return ()
+    return (
+        "--contention compute counts contention twice: the compute times come from a profile, and"
+        " contain the contention of that job; leave compute out of --contention",
     )
 
 

@@ -18,6 +18,8 @@ from apsched.pipeline.cost_choice import (
     ReadCosts,
     check_same_cluster,
     cluster_of_graphs,
+    compute_from_profile,
+    counted_twice,
     other_device,
     read_costs,
 )
@@ -88,8 +90,13 @@ def loaded(
     ends.
     """
     with loaded_at(request, (costs,), direction, progress) as (source,):
-        cluster = cluster_of_graphs(costs.cluster, [graph.dag for graph in source.graphs])
-        notes = () if cluster is None else contention_off(costs.contention, cluster)
+        dags = [graph.dag for graph in source.graphs]
+        cluster = cluster_of_graphs(costs.cluster, dags)
+        for warning in counted_twice(costs.contention, dags):
+            progress.warning(warning)
+        notes: tuple[str, ...] = ()
+        if cluster is not None and not compute_from_profile(dags):
+            notes = contention_off(costs.contention, cluster)
         yield replace(source, notes=(*source.notes, *notes))
 
 

@@ -57,7 +57,7 @@ def contention_off(choice: ContentionChoice, cluster: Cluster) -> tuple[str, ...
     if cluster.compute_slowdown is None or choice.compute:
         return ()
     return (
-        f"contention is off: cluster {cluster.name} states that compute takes"
+        f"contention of compute is off: cluster {cluster.name} states that compute takes"
         f" {cluster.compute_slowdown:g} times as long during collectives;"
         " --contention compute includes that",
     )

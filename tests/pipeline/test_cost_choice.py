@@ -52,6 +52,7 @@ def test_costs_by_formula_alone_are_of_one_device() -> None:
 def test_contention_that_the_cluster_states_and_that_is_off_is_noted() -> None:
     h100 = load_cluster("h100")
     (note,) = contention_off(ContentionChoice(links=True), h100)
+    assert note.startswith("contention of compute is off: cluster h100")
     assert "1.19 times as long" in note
     assert "--contention compute" in note
     assert contention_off(ContentionChoice(compute=True), h100) == ()

@@ -67,6 +67,37 @@ def test_one_operation_or_launch_matches(debug_graphs: dict[str, Path]) -> None:
     assert "matches, except those of copies: it has 1 operation and no transfers;" in note
 
 
+def test_contention_of_compute_that_a_profile_has_measured_counts_twice(
+    run: Run, debug_graphs: dict[str, Path], tmp_path: Path
+) -> None:
+    """So it is worth a warning where it is on, and nothing advises it where it is off; by formula
+    it is the other way round.
+    """
+    dag = load_graph(debug_graphs["backward"])
+    records = [dag.nodes[rank]["record"] for rank in range(dag.number_of_nodes())]
+    operation = next(r.operation for r in records if r.operation and r.collective is None)
+    warned = {}
+    for source in ("profile", "measured"):
+        price = Price(time_us=1.0, source=source)
+        (tmp_path / "c.toml").write_bytes(dump_costs(costs(compute={operation: price})))
+        for contention in ("none", "links", "compute"):
+            options = ("--costs", "c.toml", "--contention", contention, "--budget", "0")
+            ran = run("solve", debug_graphs["backward"], *options)
+            assert ran.code == 0, ran.stderr
+            warned[source, contention] = (
+                "counts contention twice" in " ".join(ran.stderr.split()),
+                "contention of compute is off" in " ".join(ran.stdout.split()),
+            )
+    assert warned == {
+        ("profile", "none"): (False, False),
+        ("profile", "links"): (False, False),
+        ("profile", "compute"): (True, False),
+        ("measured", "none"): (False, True),
+        ("measured", "links"): (False, True),
+        ("measured", "compute"): (False, False),
+    }
+
+
 @pytest.mark.parametrize(
     "text", ["copies = [[1, 8e10]]\n", "points = [[1, 1.0], [2, 8e10]]\n"], ids=["copies", "points"]
 )
