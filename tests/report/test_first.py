@@ -290,6 +290,22 @@ def test_a_choice_of_less_memory_is_suggested_with_its_price() -> None:
     assert suggestion(1005, 91 * GIB) == "", "too little gain"
 
 
+def test_the_choice_of_less_memory_is_the_fastest_of_those_with_about_the_least() -> None:
+    """A hundredth more than the least is about the least."""
+    figures = [
+        (1009, 25_000, []),
+        (1005, 25_250, ["a"]),
+        (1002, 25_251, ["a", "b"]),
+        (1000, 30_000, []),
+    ]
+    choices = [
+        SimpleNamespace(step_ticks=ticks, peak_bytes=size * 2**20, kept=Choice(names))
+        for ticks, size, names in figures
+    ]
+    text = choice_of_less_memory(SimpleNamespace(best=choices[-1], frontier=tuple(choices)))
+    assert text == "0.50 % slower needs 24.66 GiB with 1 kept: --memory-cap 25250MiB"
+
+
 def test_the_row_of_the_answer_has_its_name_where_it_is_the_schedule_of_a_baseline(fits) -> None:
     assert fits.best is not None
     equal = replace(fits, answer=replace(fits.answer, best=replace(fits.best, name="greedy_bytes")))

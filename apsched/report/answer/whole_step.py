@@ -12,6 +12,9 @@ from apsched.whole_step.joint_graph import JointChoice
 from apsched.whole_step.pair import SolvedChoice
 from apsched.whole_step.search import ExcludedChoice, StepAnswer, TooLargeChoice
 
+_ABOUT_THE_LEAST = 0.01
+"""Choices that need at most so much more than the least memory count as equal to it."""
+
 
 def keep_json(answer: StepAnswer) -> dict[str, Any]:
     """Return the step for ``--json``: the kept parameters, its figures, and the choices that were
@@ -113,8 +116,8 @@ def _unsolved_cells(choice: ExcludedChoice | TooLargeChoice, time: str, fits: st
 
 
 def choice_of_less_memory(answer: StepAnswer) -> str:
-    """Return the choice that needs least memory among those that are little slower, with its price;
-    an empty text where there is none.
+    """Return the fastest of the choices that need about the least memory among those that are
+    little slower, with its price; an empty text where there is none.
     """
     best = answer.best
     cheaper = [
@@ -125,7 +128,9 @@ def choice_of_less_memory(answer: StepAnswer) -> str:
     ]
     if not cheaper:
         return ""
-    least = cheaper[0]
+    enough = (1 + _ABOUT_THE_LEAST) * min(choice.peak_bytes for choice in cheaper)
+    near = [choice for choice in cheaper if choice.peak_bytes <= enough]
+    least = min(near, key=lambda choice: (choice.step_ticks, choice.peak_bytes))
     slower = 100 * (least.step_ticks / best.step_ticks - 1)
     price = f"{slower:.2f} % slower needs {show_bytes(least.peak_bytes)}"
     if not least.kept:
