@@ -93,8 +93,18 @@ class SolvedChoice:
     @property
     def peak_bytes(self) -> int:
         """The higher peak of both."""
+        return max(self._peaks)
+
+    @property
+    def peak_graph(self) -> str:
+        """The name of the graph that has it; forward where both have."""
+        forward, backward = self._peaks
+        return self.results[backward > forward].problem.name
+
+    @property
+    def _peaks(self) -> tuple[int, int]:
         forward, backward = (r.best.peak_memory_bytes if r.best else 0 for r in self.results)
-        return max(forward, backward + self.beside_bytes)
+        return forward, backward + self.beside_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,6 +162,13 @@ def test_what_is_left_of_the_device_is_named(fits) -> None:
     peak = fits.best.peak_memory_bytes
     known = replace(fits, account=_account(peak + 3 * GIB))
     assert any("3.00 GiB of the device (3.00 GiB) left" in t for t in first_lines([known], None))
+    less = replace(fits, account=_account(peak + GIB))
+    less = replace(less, problem=replace(less.problem, name="other"))
+    for first, second, place in ((known, less, " (other)"), (less, known, "")):
+        (text,) = [t for t in first_lines([first, second], None) if "left" in t]
+        highest = f"peak {show_bytes(peak)} ({first.problem.name}); "
+        left = f"{highest}1.00 GiB of the device (1.00 GiB) left{place}"
+        assert text.partition("; memory cap")[0].rstrip(";") == left
     over = replace(fits, account=_account(peak - 512))
     assert any("512 B MORE than the device" in text for text in first_lines([over], None))
 

@@ -106,6 +106,9 @@ def test_a_stated_choice_is_solved_and_shown(tmp_path) -> None:
         "1 of 2 parameters; 1 resharded in their node, 24.00 KiB; 0 gathered again"
         in (kept_lines(answer)[1])
     )
+    peaks = [r.best.peak_memory_bytes for r in answer.best.results]
+    tight = peaks[0] < peaks[1] + answer.best.beside_bytes
+    assert f"({'backward' if tight else 'forward'}) with all parameters" in kept_lines(answer)[0]
     says = keep_json(answer)
     assert (says["num_kept"], says["num_in_node"]) == (1, 1)
     assert says["kept"] == ["weights.0", "weights.1 @node"]

@@ -131,7 +131,9 @@ def _rate_line(rate: StepRate, step_us: float) -> str:
 
 
 def _memory_line(results: Sequence[Result]) -> str:
-    """Return the highest peak, and the memory that the tightest graph leaves."""
+    """Return the highest peak, and the memory that the tightest graph leaves, with its name where
+    it is another graph.
+    """
     peak = max(results, key=_peak_bytes)
     text = f"peak {show_bytes(_peak_bytes(peak))}"
     if len(results) > 1:
@@ -146,6 +148,8 @@ def _memory_line(results: Sequence[Result]) -> str:
             if spare >= 0
             else f"; {show_bytes(-spare)} MORE than the device ({device}) has for it"
         )
+        if tight is not peak:
+            text += f" ({tight.problem.name})"
     caps = list(dict.fromkeys(show_bytes(result.caps.memory_cap_bytes) for result in results))
     if not {*caps} <= {show_bytes(account.left_bytes) for _, account in accounts}:
         text += f"; memory cap {' and '.join(caps)}"
