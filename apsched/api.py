@@ -106,6 +106,8 @@ def optimize(
     time_slack: float | None = None,
     budget: float | None = None,
     seed: int | None = None,
+    optimizer: str | None = None,
+    reserve: float | str | None = None,
     hints: Mapping[str, int] | None = None,
     group_ranks: Mapping[str, Sequence[int]] | None = None,
     on_error: str = "raise",
@@ -132,8 +134,8 @@ def optimize(
     memory_cap, memory_cap_bytes
         Two names for one thing: live bytes at any node. Text is read as by ``--memory-cap``:
         ``"none"``, ``"floor"``, ``"60GiB"``. ``None`` is the memory of the cost model's device,
-        less the bytes that it holds beside the graph with an optimizer of AdamW's size; a model of
-        the user's own sets no cap.
+        less the bytes that it holds beside the graph with ``optimizer`` and ``reserve``, read as by
+        ``--optimizer`` (AdamW) and ``--reserve`` (5 %); a model of the user's own sets no cap.
     bucket_cap, max_topo_span, max_prefetch, in_flight_cap, max_compute_move
         As in :class:`apsched.Caps`; ``None`` is no limit. Sizes, with or without
         ``_bytes`` in the name, are bytes or texts (``"500MB"``). Compute moves only if that hides
@@ -189,6 +191,8 @@ def optimize(
         "time_slack": time_slack,
         "budget": budget,
         "seed": seed,
+        "optimizer": optimizer,
+        "reserve": reserve,
     }
     moved = {} if max_compute_move is _LEFT_OUT else {"max_compute_move": max_compute_move}
     settings = Settings.of(

@@ -143,6 +143,22 @@ def test_what_is_no_cap(gm: torch.fx.GraphModule, cap: object) -> None:
         apsched.optimize(gm, memory_cap_bytes=cap)
 
 
+def test_the_memory_beside_the_graph_is_that_of_the_stated_optimizer(
+    gm: torch.fx.GraphModule,
+) -> None:
+    usual, other = (
+        apsched.optimize(gm, budget=0, **stated).apsched_result
+        for stated in ({}, {"optimizer": "none", "reserve": "10%"})
+    )
+    assert usual.account is not None
+    assert other.account is not None
+    assert (usual.account.optimizer, usual.account.reserve) == ("adamw", 0.05)
+    assert (other.account.optimizer, other.account.reserve) == ("none", 0.1)
+    assert other.caps.memory_cap_bytes == other.account.left_bytes < usual.account.left_bytes
+    with pytest.raises(apsched.InputError, match="optimizer"):
+        apsched.optimize(gm, optimizer="lion")
+
+
 def test_what_is_no_graph_module() -> None:
     with pytest.raises(
         apsched.InputError, match=r"expected a torch\.fx\.GraphModule, found Linear"
