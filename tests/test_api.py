@@ -132,6 +132,22 @@ def test_a_graph_that_reduces_an_input_in_place() -> None:
     assert result.gap == 0.0
 
 
+def test_a_program_of_torch_export() -> None:
+    """Its graph has an input of the name ``input``, which FX renames in copies; its module calls
+    guards, which are no operators.
+    """
+    program = torch.export.export(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), (torch.ones(4, 8),))
+    fast = apsched.optimize(program.graph_module, budget=0)
+    assert fast.apsched_result.round_trip_exact
+    names = [[n.name for n in module.graph.nodes] for module in (program.graph_module, fast)]
+    assert names[0] == names[1]
+    assert "input" in names[0]
+    inputs = [*program.state_dict.values(), torch.randn(4, 8)]
+    assert torch.equal(fast(*inputs)[0], program.graph_module(*inputs)[0])
+    with pytest.raises(apsched.InputError, match=r"hand in its graph_module in place of module"):
+        apsched.optimize(program.module())
+
+
 def test_nothing_fits(gm: torch.fx.GraphModule) -> None:
     with pytest.raises(apsched.InfeasibleError, match=r"try memory_cap=\d+ \("):
         apsched.optimize(gm, memory_cap_bytes=1)

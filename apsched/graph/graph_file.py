@@ -24,6 +24,7 @@ from apsched.unpack import GZIP_MAGIC, read_within, unpacked
 
 FORMAT = "apsched graph"
 VERSION = 7
+_ZIP_MAGIC = b"PK\x03\x04"
 
 _Record = TypeVar(
     "_Record", NodeRecord, CollectiveRecord, StorageRecord, AssumedSize, KernelCut, PriceCurve
@@ -158,6 +159,11 @@ def _assumed(graph: Any) -> Assumed:
 
 
 def _parse(data: bytes) -> Any:
+    if data.startswith(_ZIP_MAGIC):
+        raise InputError(
+            "expected a graph file of apsched, found a zip archive; one of torch.export is read in"
+            " Python: apsched.optimize(torch.export.load(FILE).graph_module)"
+        )
     if not data.startswith(GZIP_MAGIC):
         raise InputError(
             "expected a graph file of apsched, found something else (not gzip); write one with"

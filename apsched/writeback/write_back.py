@@ -93,6 +93,8 @@ def _new_graph(
             case StepKind.NODE:
                 node = nodes[step.index]
                 values[node] = graph.node_copy(node, values.__getitem__)
+                if values[node].name != node.name:  # FX renames a copy of "input", a builtin
+                    values[node].name = node.name
                 if step.index in moved:
                     _launch_on(values[node], moved[step.index])
                 if step.index in cut_at:

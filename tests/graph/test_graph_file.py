@@ -90,6 +90,10 @@ BROKEN = {
         r"expected a graph file of apsched, found something else \(not gzip\)",
     ),
     "empty": (lambda dag: b"", "not gzip"),
+    "of torch.export": (
+        lambda dag: b"PK\x03\x04" + to_bytes(dag),
+        r"found a zip archive; one of torch.export is .*optimize\(torch.export.load\(FILE\)",
+    ),
     "cut off": (lambda dag: to_bytes(dag)[:-40], "broken or cut off"),
     "damaged": (
         lambda dag: to_bytes(dag)[:60] + b"\0\0\0\0" + to_bytes(dag)[64:],

@@ -34,7 +34,8 @@ def check_graph(module: torch.fx.GraphModule, where: _Where = at_node) -> None:
         if node.op in ("call_module", "call_method"):
             raise InputError(
                 f"{where(node)}: expected a graph of operators, found {node.op} of {node.target} at"
-                f" node {node.name}; trace through AOTAutograd or make_fx"
+                f" node {node.name}; trace through AOTAutograd or make_fx, and of a program of"
+                " torch.export hand in its graph_module in place of module()"
             )
         if node.op in ("placeholder", "call_function"):
             _check_value(node, where)
