@@ -131,7 +131,7 @@ def capture_own(
         warnings = (
             *warnings,
             f"{source}: no collective on {num_ranks} process ranks: there is nothing to schedule;"
-            " does the module have parameters that need a gradient?",
+            f" {_why_unsharded(module)}",
         )
     return replace(capture, warnings=warnings)
 
@@ -160,6 +160,13 @@ def _sharded_over(
     check_own_mesh(source, mesh)
     shard_module(module, build_meshes(mesh, "cpu"))
     return ()
+
+
+def _why_unsharded(module: torch.nn.Module) -> str:
+    """Return the likely reason why no parameter of ``module`` is gathered or reduced."""
+    if any(parameter.is_complex() for parameter in module.parameters()):
+        return "parameters of complex numbers are not sharded"
+    return "does the module have parameters that need a gradient?"
 
 
 def _has_collectives(capture: Capture) -> bool:

@@ -157,6 +157,10 @@ def shared():
 
 def nothing():
     return nn.ReLU(), (torch.randn(3, 8, requires_grad=True),)
+
+
+def complex_numbers():
+    return nn.Linear(8, 8, dtype=torch.complex64), (torch.randn(3, 8, dtype=torch.complex64),)
 """
 
 SOURCE = "apsched_own_job:"
@@ -334,6 +338,11 @@ def test_no_collective_on_several_process_ranks_is_a_warning(run):
     ran = run("capture", f"{SOURCE}nothing", "--mesh", "fsdp=4", "-o", "step.graph")
     assert ran.code == 0
     assert f"warning: {warning}" in ran.stderr
+
+
+def test_complex_parameters_are_named_as_the_reason_for_no_collective() -> None:
+    (warning,) = captured("complex_numbers", "fsdp=4").warnings
+    assert "nothing to schedule; parameters of complex numbers are not sharded" in warning
 
 
 def test_axes_that_say_nothing_about_any_module_are_refused():
