@@ -66,9 +66,12 @@ def write_files(
     return tuple(directory / name for name in files)
 
 
-def replaced_run(directory: Path, source: str, options: Mapping[str, Any]) -> str:
-    """Return a note if ``directory`` has a run with other options than ``options`` of ``source``,
-    which new files replace; else an empty text.
+def replaced_run(
+    directory: Path, source: str, options: Mapping[str, Any], *, is_stated: bool
+) -> str:
+    """Return a note, for after the new files are written, if ``directory`` has a run with other
+    options than ``options`` of ``source``; else an empty text. ``is_stated``: the user chose the
+    directory, and needs no advice on that.
     """
     try:
         report = json.loads((directory / "result.json").read_bytes())
@@ -78,7 +81,8 @@ def replaced_run(directory: Path, source: str, options: Mapping[str, Any]) -> st
     if before == json.loads(json.dumps({"": source, **options})):
         return ""
     stated = " ".join(f"{flag} {value}".strip() for flag, value in before.items())
-    return f"the files of an earlier run in {directory} are replaced: {stated}; -o keeps both"
+    advice = "" if is_stated else "; -o keeps the files of both"
+    return f"the files of an earlier run in {directory} were replaced: {stated}{advice}"
 
 
 def _left_over(directory: Path, files: Mapping[str, bytes]) -> list[Path]:

@@ -153,17 +153,19 @@ def test_a_replaced_run_with_other_options_is_named(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(
         json.dumps({"source": "a", "options": {"--mesh": "fsdp=4", "--seq": 64}})
     )
-    assert replaced_run(tmp_path, "a", {"--mesh": "fsdp=4", "--seq": 64}) == ""
-    note = replaced_run(tmp_path, "a", {"--mesh": "fsdp=4"})
-    assert note.endswith("are replaced: a --mesh fsdp=4 --seq 64; -o keeps both")
-    assert replaced_run(tmp_path, "b", {"--mesh": "fsdp=4", "--seq": 64}) != ""
+    before = {"--mesh": "fsdp=4", "--seq": 64}
+    assert replaced_run(tmp_path, "a", before, is_stated=True) == ""
+    note = replaced_run(tmp_path, "a", {"--mesh": "fsdp=4"}, is_stated=True)
+    assert note.endswith("were replaced: a --mesh fsdp=4 --seq 64")
+    note = replaced_run(tmp_path, "b", before, is_stated=False)
+    assert note.endswith("were replaced: a --mesh fsdp=4 --seq 64; -o keeps the files of both")
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"source": 1}'])
 def test_a_broken_run_is_replaced_without_a_note(tmp_path: Path, content: str) -> None:
     (tmp_path / "result.json").write_text(content)
-    assert replaced_run(tmp_path, "a", {}) == ""
-    assert replaced_run(tmp_path / "none", "a", {}) == ""
+    assert replaced_run(tmp_path, "a", {}, is_stated=False) == ""
+    assert replaced_run(tmp_path / "none", "a", {}, is_stated=False) == ""
 
 
 def test_files_of_an_earlier_answer_go_with_it(tmp_path: Path, temporary: Path) -> None:

@@ -123,7 +123,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     report = report_json(args.source, source.cluster, results, options)
     _add_step(report, files, again, solved, along)
     report |= {"reduce": asdict(reduction)} if reduction is not None else {}
-    replaced = replaced_run(target, args.source, report["options"])
+    replaced = replaced_run(target, args.source, report["options"], is_stated=args.out is not None)
     files["result.json"] = (json.dumps(report, indent=1) + "\n").encode()
     written, unwritten = write_or_rescue(target, files)
     if args.json:
