@@ -306,15 +306,17 @@ def summary_lines(result: Result) -> tuple[str, ...]:
     if result.best is None or result.chosen is None:
         return (f"{name}: no schedule fits; memory cap {cap}",)
     chose, answer = result.chosen, result.answer
-    alone = show_us(ticks_to_us(answer.search_ticks))
-    search = f", the search alone {alone}" if answer.search_ticks else ""
+    fastest, alone = (
+        show_us(ticks_to_us(ticks)) for ticks in (answer.fastest_ticks, answer.search_ticks)
+    )
+    search = f", the search alone {alone}" if answer.search_ticks and alone != fastest else ""
     lines = (
         (
             f"{name}: {answer.status}, step time {show_us(result.step_time_us or 0.0)}, bound"
             f" {show_us(result.bound_us)} ({answer.bound_source}), gap {100 * result.gap:.3f} %"
         ),
         (
-            f"  fastest found {show_us(ticks_to_us(answer.fastest_ticks))}, gap"
+            f"  fastest found {fastest}, gap"
             f" {100 * answer.fastest_gap:.3f} % (by {answer.solved_by}{search}); within"
             f" {show_us(ticks_to_us(answer.time_limit_ticks))}: peak"
             f" {show_bytes(result.best.peak_memory_bytes)}, bound"

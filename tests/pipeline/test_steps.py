@@ -47,6 +47,17 @@ def compared(problem: Problem, caps: Caps) -> Result:
     return steps.with_compute_as_captured(graph, result(problem, caps), SolveOptions(), QUIET)
 
 
+def test_the_summary_has_the_time_of_the_search_alone_where_it_is_another(
+    problem: Problem,
+) -> None:
+    found = result(problem, Caps())
+    texts = {}
+    for ticks in (0, found.answer.fastest_ticks, found.answer.fastest_ticks + 1000):
+        answer = replace(found.answer, search_ticks=ticks)
+        texts[ticks] = "\n".join(summary_lines(replace(found, answer=answer)))
+    assert ["the search alone" in text for text in texts.values()] == [False, False, True]
+
+
 def test_the_summary_says_what_moved(problem: Problem) -> None:
     free, fixed = result(problem, Caps(max_compute_move=5)), result(problem, Caps())
     assert free.step_time_us == 25
