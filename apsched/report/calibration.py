@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from apsched.calibrate.measure import Measured
 
 _SHOWN = 8
+_MUCH_IDLE = 0.05
+"""A larger idle share of a step is worth a line."""
 
 
 def print_profile(
@@ -47,12 +49,8 @@ def print_profile(
     if profile.costs.sizes:
         seen = ", ".join(f"{symbol} = {size:,}" for symbol, size in profile.costs.sizes.items())
         out.print(f"sizes that depend on data, medians over the steps: {seen}", markup=False)
-    if profile.late_share is not None:
-        out.print(
-            f"waiting for late process ranks: {100 * profile.late_share:.1f} % of the time of"
-            " transfers",
-            markup=False,
-        )
+    for text in _waits(profile):
+        out.print(text, markup=False)
     if profile.other_collectives:
         counts = ", ".join(
             f"{in_step} {kind} of its sizes in a step of the trace, {in_graph} in the graph"
@@ -80,6 +78,20 @@ def print_profile(
     _print_file(out, profile.costs, path)
 
 
+def _waits(profile: Profile) -> list[str]:
+    """Return lines on the time in which a rank waits for others, and the device for its host."""
+    lines = []
+    if profile.late_share is not None:
+        share = 100 * profile.late_share
+        lines.append(f"waiting for late process ranks: {share:.1f} % of the time of transfers")
+    if profile.idle_us is not None and profile.idle_us > _MUCH_IDLE * profile.step_us:
+        lines.append(
+            f"the device is idle for {100 * profile.idle_us / profile.step_us:.1f} % of the"
+            " measured step: the host launches too late, and such gaps are not in the prediction"
+        )
+    return lines
+
+
 def _profile_json(profile: Profile, prediction: Prediction, path: str) -> dict[str, Any]:
     """Return the entry of a profile for ``--json``."""
     return {
@@ -103,6 +115,7 @@ def _profile_json(profile: Profile, prediction: Prediction, path: str) -> dict[s
             for kind, in_step, in_graph in profile.other_collectives
         ],
         "late_share": profile.late_share,
+        "idle_us": profile.idle_us,
         "sizes": dict(profile.costs.sizes),
     }
 

@@ -2,6 +2,7 @@
 NCCL's to the message they name.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -24,6 +25,8 @@ class DeviceTimes:
     """Kernels that no node launched, by name."""
     span_us: float = 0.0
     """From the begin of the first kernel to the end of the last."""
+    idle_us: float = 0.0
+    """Of it, the time in which none of these kernels runs."""
 
 
 def device_times(
@@ -63,7 +66,17 @@ def device_times(
         times.span_us = max(work.end_us for work in kernels) - min(
             work.begin_us for work in kernels
         )
+        times.idle_us = times.span_us - _busy_us(kernels)
     return times
+
+
+def _busy_us(kernels: list[Work]) -> float:
+    """Return the time in which at least one of ``kernels`` runs."""
+    busy_us, until = 0.0, -math.inf
+    for work in sorted(kernels, key=lambda work: work.begin_us):
+        busy_us += max(work.end_us - max(work.begin_us, until), 0.0)
+        until = max(until, work.end_us)
+    return busy_us
 
 
 def op_of_external_id(trace: Trace) -> dict[int, int]:

@@ -9,6 +9,7 @@ Steps of all process ranks count alike.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
 
 import networkx as nx
@@ -74,6 +75,8 @@ class Profile:
     beyond that of the last process rank of its group. ``None`` where there are not as many steps of
     several process ranks.
     """
+    idle_us: float | None = None
+    """Of a step, the time in which no kernel runs on the device; ``None`` on a CPU."""
 
 
 @dataclass(slots=True)
@@ -87,6 +90,7 @@ class _Step:
     transfers: dict[Place, float] = field(default_factory=dict)
     messages: list[tuple[_Message, float]] = field(default_factory=list)
     other_us: dict[str, float] = field(default_factory=dict)
+    idle_us: float | None = None
 
 
 def profile_costs(
@@ -100,8 +104,9 @@ def profile_costs(
     gives the ranks of a node, ``sizes`` the assumed sizes that depend on data.
 
     Raises ``InputError`` where nothing of the graphs is in a trace, or traces come from different
-    devices.
+    devices or from the same process rank.
     """
+    _check_ranks(traces)
     devices = {trace.device for trace in traces}
     if len(devices) != 1:
         raise InputError(
@@ -136,6 +141,7 @@ def profile_costs(
         for place in timed
         if place.record.kind is NodeKind.START and _message(place, shapes) in messages
     )
+    idle = [step.idle_us for step in used if step.idle_us is not None]
     return Profile(
         costs=replace(
             _costs(used, device=devices.pop(), cluster_name=cluster_name), sizes=dict(sizes or {})
@@ -151,7 +157,24 @@ def profile_costs(
         unmatched=_unmatched(used, step_us),
         other_collectives=_other_collectives(used, places, shapes),
         late_share=_late_share(taken_apart),
+        idle_us=fmean(idle) if idle else None,
     )
+
+
+def _check_ranks(traces: Sequence[Trace]) -> None:
+    """Refuse two traces of one process rank, or the same file twice: their steps would count
+    twice.
+    """
+    seen: dict[object, str] = {}
+    for trace in traces:
+        who = Path(trace.path).resolve() if trace.rank is None else trace.rank
+        if who in seen:
+            found = "the same file" if trace.rank is None else f"two of process rank {trace.rank}"
+            raise InputError(
+                f"--trace: expected one trace of each process rank, found {found}:"
+                f" {seen[who]} and {trace.path}; leave one out"
+            )
+        seen[who] = trace.path
 
 
 def _other_collectives(
@@ -218,7 +241,12 @@ def _device_step(
     cluster: Cluster,
 ) -> _Step:
     times = device_times(trace, matched, step, ids)
-    found = _Step(on_host=False, duration_us=times.span_us, other_us=times.other_us)
+    found = _Step(
+        on_host=False,
+        duration_us=times.span_us,
+        other_us=times.other_us,
+        idle_us=times.idle_us,
+    )
     for k, pair in enumerate(matched.pairs):
         record = pair.place.record
         # what a launch takes on a GPU's stream is no kernel: a start node has a price of its own

@@ -98,6 +98,8 @@ class Trace:
     """On the device; empty on a CPU."""
     gloo: tuple[Work, ...]
     """Transfers of gloo by begin."""
+    rank: int | None = None
+    """Process rank of the job; ``None`` where the trace does not name it."""
 
     def ops_within(self, begin_us: float, end_us: float) -> range:
         """Return the indices of the operators that begin in a span of time."""
@@ -182,6 +184,7 @@ def _trace(path: Path, content: Any) -> Trace:
         ops=ops,
         kernels=kernels,
         gloo=tuple(sorted((_work(e) for e in transfers), key=lambda work: work.begin_us)),
+        rank=_rank(content),
     )
 
 
@@ -211,6 +214,12 @@ def read_chrome_trace(path: Path) -> Any:
     if not isinstance(content, dict | list):
         raise InputError(f"{path}: expected a Chrome trace, found {type(content).__name__}")
     return content
+
+
+def _rank(content: Any) -> int | None:
+    job = content.get("distributedInfo") if isinstance(content, dict) else None
+    rank = job.get("rank") if isinstance(job, dict) else None
+    return rank if isinstance(rank, int) else None
 
 
 def _device(content: Any, *, on_gpu: bool) -> str:

@@ -2,6 +2,7 @@
 what is left is listed.
 """
 
+import io
 import json
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from apsched.graph.export.export import export_graph
 from apsched.kinds import NodeKind
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
+from apsched.report.calibration import print_profile
 from tests.helpers.graphs.kineto import KinetoTrace, run_node
 
 H100 = load_cluster("h100")
@@ -228,6 +230,39 @@ def test_waiting_for_late_ranks_is_told_where_all_ranks_were_profiled(dags, tmp_
         25 * num_starts / (alone.transfer_us[group] + 25 * num_starts)
     )
     assert alone.late_share is None
+
+
+def test_a_host_that_launches_late_leaves_the_device_idle(dags, tmp_path):
+    """The last kernel of the trace begins 100 ms later."""
+    busy = traced(dags)
+    late = traced(dags)
+    by_step = max(e["ts"] for e in late.events if e["cat"] == "kernel")
+    for event in late.events:
+        if event["cat"] == "kernel" and event["ts"] == by_step:
+            event["ts"] += 100_000
+    found, idle = (
+        profile_costs(dags, [load_trace(t.save(tmp_path / "t.json"))], H100, "h100")
+        for t in (busy, late)
+    )
+    assert found.idle_us is not None
+    assert idle.idle_us is not None
+    assert idle.idle_us > 10_000 + found.idle_us
+    out = io.StringIO()
+    print_profile(idle, predicted(dags, idle.costs, H100), "c.toml", out, as_json=False)
+    share = 100 * idle.idle_us / idle.step_us
+    assert f"the device is idle for {share:.1f} % of the measured step" in " ".join(
+        out.getvalue().split()
+    )
+
+
+def test_two_traces_of_one_process_rank_are_refused(dags, tmp_path):
+    trace = load_trace(traced(dags).save(tmp_path / "t.json"))
+    with pytest.raises(InputError, match=r"found the same file: .*t\.json and .*t\.json"):
+        profile_costs(dags, [trace, trace], H100, "h100")
+    copies = [replace(trace, path=name, rank=1) for name in ("a", "b")]
+    with pytest.raises(InputError, match="found two of process rank 1: a and b"):
+        profile_costs(dags, copies, H100, "h100")
+    assert profile_costs(dags, [copies[0], replace(copies[1], rank=0)], H100, "h100").num_steps == 6
 
 
 def test_collectives_of_an_eager_job_are_known_by_their_messages(dags, tmp_path):
