@@ -104,7 +104,7 @@ def profile_costs(
     gives the ranks of a node, ``sizes`` the assumed sizes that depend on data.
 
     Raises ``InputError`` where nothing of the graphs is in a trace, or traces come from different
-    devices or from the same process rank.
+    devices or have the same steps.
     """
     _check_ranks(traces)
     devices = {trace.device for trace in traces}
@@ -162,19 +162,21 @@ def profile_costs(
 
 
 def _check_ranks(traces: Sequence[Trace]) -> None:
-    """Refuse two traces of one process rank, or the same file twice: their steps would count
-    twice.
+    """Refuse the same file twice, or the same steps of one process rank in two files: they would
+    count twice. Traces of other steps of a rank are welcome.
     """
     seen: dict[object, str] = {}
     for trace in traces:
-        who = Path(trace.path).resolve() if trace.rank is None else trace.rank
-        if who in seen:
-            found = "the same file" if trace.rank is None else f"two of process rank {trace.rank}"
+        is_named = trace.rank is not None
+        same = (trace.rank, trace.steps) if is_named else Path(trace.path).resolve()
+        if same in seen:
+            steps = f"the same steps of process rank {trace.rank} twice"
             raise InputError(
-                f"--trace: expected one trace of each process rank, found {found}:"
-                f" {seen[who]} and {trace.path}; leave one out"
+                f"--trace: expected other steps, or another process rank, in each trace; found"
+                f" {steps if is_named else 'the same file'}: {seen[same]} and {trace.path}; leave"
+                " one out"
             )
-        seen[who] = trace.path
+        seen[same] = trace.path
 
 
 def _other_collectives(

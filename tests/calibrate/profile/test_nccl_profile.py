@@ -255,14 +255,21 @@ def test_a_host_that_launches_late_leaves_the_device_idle(dags, tmp_path):
     )
 
 
-def test_two_traces_of_one_process_rank_are_refused(dags, tmp_path):
+def test_the_same_steps_of_one_process_rank_are_refused(dags, tmp_path):
     trace = load_trace(traced(dags).save(tmp_path / "t.json"))
     with pytest.raises(InputError, match=r"found the same file: .*t\.json and .*t\.json"):
         profile_costs(dags, [trace, trace], H100, "h100")
     copies = [replace(trace, path=name, rank=1) for name in ("a", "b")]
-    with pytest.raises(InputError, match="found two of process rank 1: a and b"):
+    with pytest.raises(InputError, match="found the same steps of process rank 1 twice: a and b"):
         profile_costs(dags, copies, H100, "h100")
     assert profile_costs(dags, [copies[0], replace(copies[1], rank=0)], H100, "h100").num_steps == 6
+    later = traced(dags)
+    for event in later.events:
+        if "ts" in event:
+            event["ts"] += 1e9
+    others = replace(load_trace(later.save(tmp_path / "later.json")), rank=1)
+    found = profile_costs(dags, [copies[0], others], H100, "h100")
+    assert found.num_steps == 6, "other steps of the same process rank"
 
 
 def test_collectives_of_an_eager_job_are_known_by_their_messages(dags, tmp_path):
