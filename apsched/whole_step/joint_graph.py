@@ -2,7 +2,6 @@
 that graph, and compared there with none kept and with all kept.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from apsched.config import Caps
@@ -13,16 +12,18 @@ from apsched.progress import Progress
 from apsched.schedule.schedule import Schedule
 from apsched.solver.bounds.whole_step import graph_bound
 from apsched.whole_step.choices import ALL, NONE, Choice
+from apsched.whole_step.improve import NEVER
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import (
     Step,
     beside_each_other,
+    exceeds,
     pair_of,
     parameters_of,
     priced_as,
     with_kept,
 )
-from apsched.whole_step.search import StepAnswer, solve_step
+from apsched.whole_step.search import StepAnswer, grouped, solve_step
 
 AS_APART = "as apart"
 """Name of the choice that is best for forward and backward apart."""
@@ -51,7 +52,7 @@ class JointChoice:
     def step_ticks(self) -> float:
         """The step time; infinite where no schedule is known."""
         best = self.result.best if self.result is not None else None
-        return float("inf") if best is None else best.step_time_ticks
+        return NEVER if best is None else best.step_time_ticks
 
     @property
     def peak_bytes(self) -> int:
@@ -125,11 +126,12 @@ def _best_choice(graph: LoadedGraph, request: SolveRequest, progress: Progress) 
     floor = request.memory_cap is not None and request.memory_cap.above_floor
     capped = resolve_caps(_made(graph, step.always, request), request, progress) if floor else None
     compared: dict[str, JointChoice] = {}
-    for name, kept in _choices(step, apart):
-        fastest = min((choice.step_ticks for choice in compared.values()), default=float("inf"))
+    for name, kept in _choices(step, apart.best.kept).items():
+        fastest = min((choice.step_ticks for choice in compared.values()), default=NEVER)
         made = _made(graph, kept, request)
         caps = capped or resolve_caps(made, request, progress)
-        compared[name] = _solved(step, made, kept, caps, fastest)
+        if name != ALL or not exceeds(made, caps):
+            compared[name] = _solved(step, made, kept, caps, fastest)
     best = min(compared.values(), key=lambda choice: (choice.step_ticks, choice.peak_bytes))
     if not best.fits:
         best = compared[NONE] if NONE in compared else compared[AS_APART]
@@ -138,17 +140,12 @@ def _best_choice(graph: LoadedGraph, request: SolveRequest, progress: Progress) 
     )
 
 
-def _choices(step: Step, apart: StepAnswer) -> Iterator[tuple[str, Choice]]:
-    """Yield the best choice for forward and backward apart, that of none, and that of all unless it
-    does not fit both apart.
+def _choices(step: Step, apart: Choice) -> dict[str, Choice]:
+    """Return ``apart``, the best choice for forward and backward apart, and those of none and of
+    all, by name; equal ones once.
     """
-    yield AS_APART, apart.best.kept
-    if apart.best.kept != step.always:
-        yield NONE, step.always
-    known = step.solved.get(step.most)
-    too_large = ALL in apart.too_large or (known is not None and not known.fits)
-    if not too_large and step.most not in (apart.best.kept, step.always):
-        yield ALL, step.most
+    others = {NONE: step.always, ALL: step.most}
+    return {AS_APART: apart} | {name: kept for name, kept in others.items() if kept != apart}
 
 
 def _made(graph: LoadedGraph, kept: Choice, request: SolveRequest) -> LoadedGraph:
@@ -168,12 +165,13 @@ def _solved(
     """
     size = sum(step.entry_bytes[name] for name in kept)
     bound_ticks, result = 0, None
-    if fastest_ticks != float("inf"):
-        bound_ticks = graph_bound(graph.problem, caps)
+    if fastest_ticks != NEVER:
+        ways = {False, step.request.second_group}
+        bound_ticks = min(graph_bound(grouped(graph.problem, way), caps) for way in ways)
     if bound_ticks < fastest_ticks:
         apart = _schedules_apart(step, kept)
         with step.progress.stage(f"solve joint with {len(kept)} parameters kept"):
-            result = solve_graph(graph, step.request, Progress(quiet=True), caps=caps, apart=apart)
+            result = solve_graph(graph, step.request, step.progress, caps=caps, apart=apart)
         bound_ticks = result.answer.bound_ticks
     return JointChoice(
         kept=kept, kept_bytes=size, graph=graph, bound_ticks=bound_ticks, result=result

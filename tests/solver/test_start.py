@@ -10,7 +10,7 @@ import pytest
 from apsched.config import Caps, SolveOptions
 from apsched.schedule.schedule import as_captured
 from apsched.schedule.verify import verify
-from apsched.solver import solve
+from apsched.solver import moving_where_it_pays, solve, solve_requested
 from apsched.solver.reorder.min_memory import is_small
 from apsched.solver.search.local_search import Search
 from tests.helpers.problems.strategies import layered_problem
@@ -63,6 +63,20 @@ def test_nothing_slower_than_the_start_is_returned(near):
         solve(problem, Caps(), poor, start=tight.best.schedule).best.step_time_ticks
         <= tight.best.step_time_ticks
     )
+
+
+@pytest.mark.parametrize("seed", [4, 20])
+def test_a_start_that_moves_compute_counts_where_moving_does_not_seem_to_pay(seed):
+    """As that of one graph, made of the schedules of both halves."""
+    problem, caps = layered_problem(random.Random(seed), num_layers=2), Caps(max_compute_move=20)
+    as_captured_caps = moving_where_it_pays(problem, caps)
+    assert as_captured_caps.max_compute_move == 0
+    start = solve(problem, caps, SolveOptions(budget=0.2, time_slack=0.0)).best
+    assert verify(problem, start.schedule, as_captured_caps), "it moves compute"
+    poor = SolveOptions(budget=0.0, time_slack=0.0)
+    without = solve_requested(problem, caps, poor).best
+    found = solve_requested(problem, caps, poor, start=start.schedule).best
+    assert found.step_time_ticks <= start.step_time_ticks < without.step_time_ticks
 
 
 def test_a_start_that_breaks_a_cap_or_belongs_elsewhere_is_not_looked_at(near):

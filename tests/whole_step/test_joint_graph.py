@@ -18,6 +18,7 @@ from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.report.answer.joint_graph import joint_json, joint_lines, print_joint
 from apsched.schedule.verify import verify
+from apsched.solver.bounds.whole_step import graph_bound
 from apsched.whole_step.joint_graph import AS_APART, JointAnswer, solve_joint, with_kept_in_joint
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from tests.helpers.graphs.sharded_layers import FlatPrices, captured_layers, loaded_layers
@@ -39,13 +40,19 @@ def joint_of(capture: Capture, prices: FlatPrices) -> LoadedGraph:
 
 
 def solved(
-    joint: LoadedGraph, keep: KeepRequest, cap: MemoryCap | None = None, plan: Plan | None = None
+    joint: LoadedGraph,
+    keep: KeepRequest,
+    cap: MemoryCap | None = None,
+    plan: Plan | None = None,
+    *,
+    second_group: bool = False,
 ) -> JointAnswer:
     request = SolveRequest(
         caps=Caps(),
         memory_cap=cap or MemoryCap(),
         options=SolveOptions(time_slack=0.0, budget=0.5),
         plan=plan or Plan(),
+        second_group=second_group,
     )
     problem, without = request.posed(joint.problem)
     posed = replace(joint, problem=problem, without_bitwise=without)
@@ -78,6 +85,16 @@ def test_no_choice_that_people_state_is_faster(
             other = solved(joint, stated(*sorted(choice.kept)), cap)
             assert choice.bound_ticks <= other.best.step_ticks
             assert found.best.step_ticks <= other.best.step_ticks
+
+
+def test_a_bound_that_excludes_a_choice_counts_second_groups(layers: Capture) -> None:
+    """The bound on one group lies above the step time on two."""
+    joint = joint_of(layers, FlatPrices(bytes_per_us=150.0, latency_us=40.0))
+    excluded = solved(joint, KeepRequest(mode=AUTO), second_group=True).compared["none"]
+    assert excluded.result is None
+    none = solved(joint, KeepRequest(), second_group=True)
+    assert excluded.bound_ticks <= none.best.step_ticks
+    assert none.best.step_ticks < graph_bound(joint.problem, none.result.caps)
 
 
 def test_the_choice_is_the_best_of_all_where_the_network_binds(layers: Capture) -> None:

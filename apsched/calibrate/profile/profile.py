@@ -106,7 +106,7 @@ def profile_costs(
     Raises ``InputError`` where nothing of the graphs is in a trace, or traces come from different
     devices or have the same steps.
     """
-    _check_ranks(traces)
+    _check_steps(traces)
     devices = {trace.device for trace in traces}
     if len(devices) != 1:
         raise InputError(
@@ -161,7 +161,7 @@ def profile_costs(
     )
 
 
-def _check_ranks(traces: Sequence[Trace]) -> None:
+def _check_steps(traces: Sequence[Trace]) -> None:
     """Refuse the same file twice, or the same steps of one process rank in two files: they would
     count twice. Traces of other steps of a rank are welcome.
     """

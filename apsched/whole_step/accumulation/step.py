@@ -228,8 +228,11 @@ class Accumulation:
         first graph that does not fit ends the work.
         """
         known = self.solved.get(choice)
-        is_open = known is None or (is_whole and not known.is_whole)
-        if known is None or is_open or (known.may_improve and not search_alone):
+        if (
+            known is None
+            or (is_whole and not known.is_whole)
+            or (known.may_improve and not search_alone)
+        ):
             words = f"{'solve' if known is None else 'solve again'} with {_words(choice)}"
             with self.step.progress.stage(words):
                 made = self._solve(choice, search_alone=search_alone, is_whole=is_whole)

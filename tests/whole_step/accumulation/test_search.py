@@ -11,11 +11,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from apsched.capture.captured import Capture
 from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
-from apsched.costs.model import CostModel
 from apsched.errors import InputError, SelfCheckError
 from apsched.fx.accumulate import reductions
 from apsched.fx.collectives import is_collective
@@ -46,11 +44,18 @@ from apsched.whole_step.accumulation.search import (
     solve_baselines,
 )
 from apsched.whole_step.accumulation.step import Accumulation, held_in
-from apsched.whole_step.accumulation.step import _words as words_of
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.keep_request import keep_request
 from apsched.whole_step.pair import Step
 from apsched.whole_step.search import solve_choice
+from tests.helpers.graphs.accumulations import (
+    CAPTURE,
+    HSDP,
+    SLOW,
+    accumulation_of,
+    answer_of,
+    floor_bytes,
+)
 from tests.helpers.graphs.sharded_layers import (
     FlatPrices,
     PricesInNodes,
@@ -59,32 +64,12 @@ from tests.helpers.graphs.sharded_layers import (
     loaded_layers,
 )
 
-CAPTURE = captured_layers((32, 64, 128))
-HSDP = captured_layers((64, 128), replicas=2)
 NAMES = ("weights.0", "weights.1")
 WHOLE_BYTES = {"weights.0": 4 * 32 * 64, "weights.1": 4 * 64 * 128}
-SLOW, FAST = FlatPrices(bytes_per_us=150.0), FlatPrices(bytes_per_us=4000.0)
+FAST = FlatPrices(bytes_per_us=4000.0)
 LATE = FlatPrices(bytes_per_us=2000.0, latency_us=40.0)
 LATER = FlatPrices(bytes_per_us=150.0, latency_us=8.0)
 """A second group hides so much latency that the step is faster than the bound on one group."""
-
-
-def accumulation_of(
-    num_micro_batches: int,
-    prices: CostModel = SLOW,
-    cap_bytes: int | None = None,
-    *,
-    ranks_per_node: int = 4,
-    max_compute_move: int | None = 0,
-    capture: Capture = CAPTURE,
-) -> Accumulation:
-    request = SolveRequest(
-        caps=Caps(max_compute_move=max_compute_move),
-        memory_cap=MemoryCap(size_bytes=cap_bytes),
-        options=SolveOptions(time_slack=0.0, budget=0.0),
-    )
-    graphs = loaded_layers(capture, prices, ranks_per_node=ranks_per_node)
-    return Accumulation.of(Step.of(graphs, request, Progress(quiet=True)), num_micro_batches)
 
 
 def every_choice(accumulation: Accumulation, *, nodes: bool = False) -> list[Choice]:
@@ -96,17 +81,6 @@ def every_choice(accumulation: Accumulation, *, nodes: bool = False) -> list[Cho
         both = product(keeps, ("", marked(name, NEXT)), sums)
         options.append([tuple(filter(None, entries)) for entries in both])
     return [Choice(e for entries in chosen for e in entries) for chosen in product(*options)]
-
-
-def answer_of(accumulation: Accumulation) -> AccumulationAnswer:
-    return solve_accumulation(accumulation, keep_request("auto"))
-
-
-def floor_bytes(accumulation: Accumulation) -> int:
-    """Return the least cap under which each micro-batch by itself fits."""
-    reduced = sum(accumulation.reduced_bytes.values())
-    results = accumulation.solve(Choice()).results
-    return reduced + max(result.answer.floor_memory_bytes for result in results)
 
 
 @pytest.mark.parametrize(
@@ -354,65 +328,6 @@ def test_a_unit_that_exceeds_the_memory_by_itself_gives_way_to_the_others() -> N
         pass
     assert min((s.step_ticks, c) for c, s in search._of.solved.items() if s.fits)[1] == {"3", "4"}
     assert len({*solves}) <= 12
-
-
-@pytest.mark.parametrize("capture", [CAPTURE, HSDP], ids=["fsdp", "hsdp"])
-def test_a_choice_that_was_left_unfinished_does_not_fit(capture: Capture) -> None:
-    """Neither one whose memory bound exceeds the cap, nor one of which a graph has no schedule."""
-    free = accumulation_of(3, capture=capture)
-    too_large = unfit = 0
-    for room_bytes in (0, 8_192, 24_576):
-        capped = accumulation_of(3, cap_bytes=floor_bytes(free) + room_bytes, capture=capture)
-        found = answer_of(capped)
-        assert found.best.is_whole
-        assert found.best.fits
-        for choice, solved in capped.solved.items():
-            assert len(solved.pairs) == len(capped.graphs_of(choice)) or not solved.is_whole
-            if not solved.is_whole:
-                assert not solved.fits
-                whole = replace(capped, solved={}).solve(choice)
-                assert whole.is_whole
-                assert not whole.fits
-                too_large += solved.is_too_large
-                unfit += not solved.is_too_large
-        assert found.best.step_ticks == answer_by_whole_choices(capped).best.step_ticks
-    assert too_large > 0
-    assert unfit > 0 or capture is HSDP
-
-
-def answer_by_whole_choices(accumulation: Accumulation) -> AccumulationAnswer:
-    """Return the answer of a search that solves every graph of each choice."""
-    fresh = replace(accumulation, solved={})
-    for choice in accumulation.solved:
-        fresh.solve(choice, search_alone=True)
-    return answer_of(fresh)
-
-
-def test_an_unfinished_choice_is_solved_whole_where_it_is_stated() -> None:
-    capped = accumulation_of(3, cap_bytes=floor_bytes(accumulation_of(3)))
-    every = frozenset(capped.entries) - {in_node(name) for name in NAMES}
-    left_out = capped.search(every)
-    assert (left_out.is_whole, left_out.is_too_large, left_out.may_improve) == (False, True, False)
-    stated = capped.solve(every)
-    assert stated.is_whole
-    assert capped.solved[every] is stated
-    assert len(stated.pairs) == 3
-    assert [pair.graphs[1].problem.name for pair in stated.pairs] == [
-        "backward",
-        "backward-2",
-        "backward-3",
-    ]
-
-
-def test_progress_names_each_kind_of_a_choice() -> None:
-    every = Choice(
-        ("a", in_node("b"), marked("a", NEXT), marked("a", SUM), marked("b", SUM_SHARDS))
-    )
-    assert words_of(every) == (
-        "1 parameters kept, 1 in their node, 1 that stay gathered, 1 reduced once,"
-        " 1 whose shards are reduced once"
-    )
-    assert words_of(Choice()) == "0 parameters kept"
 
 
 def test_a_bound_above_the_step_time_is_an_error(monkeypatch) -> None:
