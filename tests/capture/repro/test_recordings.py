@@ -11,6 +11,8 @@ from apsched.capture.repro import recordings
 from apsched.capture.repro.reader import read_repro
 from apsched.capture.repro.recordings import recorded_graphs
 from apsched.errors import InputError
+from apsched.graph.export.provenance import gradients_returned
+from apsched.kinds import NodeKind
 from apsched.unpack import LIMIT_VARIABLE
 from tests.helpers.graphs.recorded import RUN, debug_directory, trace_log
 
@@ -66,6 +68,9 @@ def test_backward_names_the_inputs_that_get_a_gradient() -> None:
         "forward": (),
         "backward": ("primals_1", "primals_3", "primals_4", "primals_5"),
     }
+    backward = read_repro(DATA / "fsdp_backward.py.txt").graphs[0]
+    output = backward.module.graph.output_node()
+    assert gradients_returned(backward, [output], [NodeKind.OUTPUT]) == found["backward"]
 
 
 def test_trace_log_is_a_pair(tmp_path: Path) -> None:
