@@ -170,8 +170,8 @@ def _solved(
         bound_ticks = min(graph_bound(grouped(graph.problem, way), caps) for way in ways)
     if bound_ticks < fastest_ticks:
         apart = _schedules_apart(step, kept)
-        with step.progress.stage(f"solve joint with {len(kept)} parameters kept"):
-            result = solve_graph(graph, step.request, step.progress, caps=caps, apart=apart)
+        step.progress.note(f"one graph of both with {len(kept)} parameters kept")
+        result = solve_graph(graph, step.request, step.progress, caps=caps, apart=apart)
         bound_ticks = result.answer.bound_ticks
     return JointChoice(
         kept=kept, kept_bytes=size, graph=graph, bound_ticks=bound_ticks, result=result
