@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+DIRECTIONS = ("forward", "backward")
+
 _GRAPH = re.compile(r"(forward|backward|joint|graph)(?:-\d+)?")
 _BLOCK = re.compile(r"(?:[^.]+\.)*?[^.]+\.\d+(?=\.|$)")
 
@@ -18,7 +20,7 @@ def direction_named(graph_name: str) -> str:
     ('forward', 'backward', '')
     """
     found = _GRAPH.fullmatch(graph_name)
-    return found[1] if found and found[1] in ("forward", "backward") else ""
+    return found[1] if found and found[1] in DIRECTIONS else ""
 
 
 def is_graph_name(name: str) -> bool:

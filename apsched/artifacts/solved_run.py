@@ -87,6 +87,12 @@ class SolvedRun:
     """
     accumulate: Mapping[str, Any] | None = None
     """The step of several micro-batches in a row, as in ``--json``."""
+    joint: Mapping[str, Any] | None = None
+    """The parameters kept in one graph of forward and backward, as in ``--json``."""
+    apart: Mapping[str, Any] | None = None
+    """Beside ``joint``: the step of forward and backward apart, as ``keep``; ``None`` where the
+    choice was stated.
+    """
 
 
 def load_run(path: str | Path) -> SolvedRun:
@@ -118,8 +124,8 @@ def load_run(path: str | Path) -> SolvedRun:
     try:
         options = dict(report.get("options", {}))
         source = str(report["source"])
-        keep = report.get("keep")
-        tensors = keep.get("tensors", {}) if keep else {}
+        keep, joint = report.get("keep"), report.get("keep_joint")
+        tensors = (keep or joint or {}).get("tensors", {})
         graphs = tuple(
             replace(
                 _load_graph(path, entry),
@@ -137,6 +143,8 @@ def load_run(path: str | Path) -> SolvedRun:
             graphs=graphs,
             keep=keep,
             accumulate=report.get("accumulate"),
+            joint=joint,
+            apart=report.get("keep_apart"),
         )
     except (KeyError, TypeError, AttributeError) as error:
         missing = f"no {error}" if isinstance(error, KeyError) else str(error)

@@ -29,6 +29,7 @@ from apsched.compiler.settings import Settings
 from apsched.errors import InputError
 from apsched.fx.chains import mark_chains
 from apsched.fx.passes.lists import joint_passes
+from apsched.fx.passes.merged_gathers import merge_gathers
 from apsched.fx.passes.roles import classify
 from apsched.fx.passes.run_passes import PassList, run_passes
 from apsched.pipeline.result import Result
@@ -155,7 +156,7 @@ class Backend:
             return default_partition(module, joint_inputs, **options)
 
         def gathered_again() -> Pair:
-            return partition(run_passes(joint, (*joint_passes(), *summed)).module)
+            return partition(run_passes(joint, (*joint_passes(), merge_gathers(), *summed)).module)
 
         def prepare(agreement: GraphAgreement | None) -> Pair:
             name_parameters(joint.graph, names)
@@ -168,7 +169,8 @@ class Backend:
                 passes = joint_passes(kept=kept_whole(chosen))
             elif again is not None:
                 passes = joint_passes(reshard_after_forward=again)
-            prepared = run_passes(joint, (*passes, *summed, mark_chains())).module
+            every = (*passes, merge_gathers(), *summed, mark_chains())
+            prepared = run_passes(joint, every).module
             return resharded(partition(prepared), kept_in_node(chosen), self.settings)
 
         prepared = prepare_joint(joint, self.settings, prepare, self._stated)

@@ -10,11 +10,11 @@ from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
 from apsched.graph.records import CollectiveRecord, NodeRecord, StorageRecord
 from apsched.kinds import KernelCut, NodeKind
+from apsched.names import DIRECTIONS
 from apsched.units import LONGEST_US, allocated_bytes
 
 _LARGEST = 2**62
 """Sums of bytes and of ticks are kept in 64 bits, with a sign and room for one sum of two."""
-_DIRECTIONS = ("forward", "backward")
 
 
 def check_graph(dag: nx.DiGraph) -> None:
@@ -167,7 +167,7 @@ def _check_record(
         f"node {name}: a node of kind {record.kind} takes no time, found {record.duration_us!r}",
     )
     _require(
-        record.direction in _DIRECTIONS,
+        record.direction in DIRECTIONS,
         f"node {name}: the direction must be forward or backward, found {record.direction!r}",
     )
     _require(

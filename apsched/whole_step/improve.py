@@ -6,15 +6,20 @@ from typing import Protocol, TypeVar
 from apsched.whole_step.choices import Choice
 
 
-class _Solved(Protocol):
-    """A solved choice, of one pair of graphs or of several micro-batches."""
+class _Timed(Protocol):
+    """A choice with a step time if it fits."""
 
-    @property
-    def kept(self) -> Choice: ...
     @property
     def fits(self) -> bool: ...
     @property
     def step_ticks(self) -> int: ...
+
+
+class _Solved(_Timed, Protocol):
+    """A solved choice, of one pair of graphs or of several micro-batches."""
+
+    @property
+    def kept(self) -> Choice: ...
     @property
     def bound_ticks(self) -> int: ...
     @property
@@ -32,7 +37,7 @@ _MOST_GAINED = 0.15
 """
 
 
-def ticks_of(solved: _Solved) -> float:
+def ticks_of(solved: _Timed) -> float:
     """Return the step time of a choice; infinity where it does not fit."""
     return solved.step_ticks if solved.fits else NEVER
 

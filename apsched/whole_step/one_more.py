@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.choices import Choice
+from apsched.whole_step.joint_graph.step import JointStep
 from apsched.whole_step.pair import Step
-from apsched.whole_step.solve import Answer, best_choice
+from apsched.whole_step.solve import AnyAnswer, best_choice
 
 MORE_BYTES = 2**30
 
@@ -18,8 +19,8 @@ MORE_BYTES = 2**30
 class MoreMemory:
     """The answer for a step, and the one under a cap that is looser by ``more_bytes``."""
 
-    now: Answer
-    more: Answer
+    now: AnyAnswer
+    more: AnyAnswer
     more_bytes: int
 
     @property
@@ -51,9 +52,9 @@ class MoreMemory:
 
 
 def with_more_memory(
-    step: Step | Accumulation, now: Answer, more_bytes: int = MORE_BYTES
+    step: Step | Accumulation | JointStep, now: AnyAnswer, more_bytes: int = MORE_BYTES
 ) -> MoreMemory:
     """Return the gain from ``more_bytes`` of memory for ``step``; its answer ``now`` must fit."""
-    looser = step.with_more(more_bytes)
+    looser: Step | Accumulation | JointStep = step.with_more(more_bytes)
     looser.solve(now.best.kept)
     return MoreMemory(now=now, more=best_choice(looser), more_bytes=more_bytes)

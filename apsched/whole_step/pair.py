@@ -240,7 +240,7 @@ class Step:
             if caps[0].max_compute_move:  # parameters that stay gathered leave nodes out of forward
                 caps[0] = replace(caps[0], max_compute_move=None)
             forward, backward = (
-                bytes_beside(graph.problem, limits, _storages_of(graph, names))
+                bytes_beside(graph.problem, limits, storages_behind(graph, names))
                 for graph, limits in zip(self.under(self.most), caps, strict=True)
             )
             self.beside_kept[self.most] = forward, backward
@@ -416,7 +416,7 @@ def with_kept(graphs: Graphs, kept: Choice) -> Graphs:
     return first, second
 
 
-def _storages_of(graph: LoadedGraph, names: Collection[str]) -> frozenset[int]:
+def storages_behind(graph: LoadedGraph, names: Collection[str]) -> frozenset[int]:
     """Return the storages behind the nodes ``names``."""
     records = (
         graph.dag.nodes[node]["record"]

@@ -140,7 +140,7 @@ def solve_step(step: Step) -> StepAnswer:
         prices = known
         answer = search_choices(step, _bounds(step, prices))
         known = _least_prices(step)
-    _check_bound(answer)
+    check_bound(answer.bound.ticks, answer.best.step_ticks if answer.best.fits else None)
     return answer
 
 
@@ -424,12 +424,12 @@ def _least_memory_within_slack(step: Step, baselines: Mapping[str, Choice]) -> S
     return min(near, key=lambda s: (s.peak_bytes, s.step_ticks, len(s.kept), sorted(s.kept)))
 
 
-def _check_bound(answer: StepAnswer) -> None:
-    """Raise SelfCheckError where the bound lies above the step time that was found."""
-    if answer.best.fits and answer.bound.ticks > answer.best.step_ticks:
+def check_bound(bound_ticks: int, step_ticks: int | None) -> None:
+    """Raise SelfCheckError where the bound lies above the step time that was found, if any."""
+    if step_ticks is not None and bound_ticks > step_ticks:
         raise SelfCheckError(
-            f"the bound of {answer.bound.ticks} ticks on the whole step lies above the step time of"
-            f" {answer.best.step_ticks}, a bug of apsched: solve without keeping parameters"
+            f"the bound of {bound_ticks} ticks on the whole step lies above the step time of"
+            f" {step_ticks}, a bug of apsched: solve without keeping parameters"
         )
 
 

@@ -13,12 +13,19 @@ from apsched.progress import Progress
 from apsched.whole_step.accumulation.search import AccumulationAnswer, solve_accumulation
 from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.choices import NONE
-from apsched.whole_step.joint_graph import JointAnswer, solve_joint, with_kept_in_joint
+from apsched.whole_step.joint_graph.step import (
+    JointAnswer,
+    JointStep,
+    solve_joint,
+    solve_stated,
+    with_kept_in_joint,
+)
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Step, may_keep, pair_of, parameters_of, with_kept
 from apsched.whole_step.search import StepAnswer, solve_choice, solve_step
 
 Answer = StepAnswer | AccumulationAnswer
+AnyAnswer = Answer | JointAnswer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +34,9 @@ class SolvedGraphs:
 
     graphs: tuple[LoadedGraph, ...]
     results: tuple[Result, ...]
-    step: Step | Accumulation | None = None
-    answer: Answer | None = None
-    joint: JointAnswer | None = None
-    """Of one graph of forward and backward its choice."""
+    step: Step | Accumulation | JointStep | None = None
+    """``None`` for one graph of forward and backward whose choice is stated, too."""
+    answer: AnyAnswer | None = None
 
 
 def solve_graphs(
@@ -51,8 +57,7 @@ def solve_graphs(
         alone = tuple(solve_graph(graph, request, progress) for graph in graphs)
         return SolvedGraphs(graphs=tuple(graphs), results=alone)
     if apart:
-        joint = solve_joint(graphs[0], request, keep, progress)
-        return SolvedGraphs(graphs=(joint.best.graph,), results=(joint.result,), joint=joint)
+        return _solved_joint(graphs[0], request, keep, progress)
     step = Step.of(graphs, request, progress)
     if num_micro_batches == 1:
         answer = solve_choice(step, keep)
@@ -69,14 +74,31 @@ def solve_graphs(
     )
 
 
+def _solved_joint(
+    graph: LoadedGraph, request: SolveRequest, keep: KeepRequest, progress: Progress
+) -> SolvedGraphs:
+    """Return ``graph``, one of forward and backward, solved as ``keep`` requests."""
+    step = JointStep.of(graph, request, progress) if keep.mode == AUTO else None
+    answer = solve_stated(graph, request, keep, progress) if step is None else solve_joint(step)
+    return SolvedGraphs(
+        graphs=(answer.best.graph,), results=(answer.result,), step=step, answer=answer
+    )
+
+
 @overload
 def best_choice(step: Step) -> StepAnswer: ...
 @overload
 def best_choice(step: Accumulation) -> AccumulationAnswer: ...
-def best_choice(step: Step | Accumulation) -> Answer:
+@overload
+def best_choice(step: Step | Accumulation) -> Answer: ...
+@overload
+def best_choice(step: JointStep) -> JointAnswer: ...
+def best_choice(step: Step | Accumulation | JointStep) -> AnyAnswer:
     """Return the answer for ``step`` with the fastest choice found."""
     if isinstance(step, Accumulation):
         return solve_accumulation(step, KeepRequest(mode=AUTO))
+    if isinstance(step, JointStep):
+        return solve_joint(step)
     return solve_step(step)
 
 

@@ -37,6 +37,15 @@ def test_the_graphs_that_ran_had_two_chains_and_are_what_was_claimed(reports):
         assert all(graph["chains"] == 2 and graph["exact"] for graph in report["graphs"])
 
 
+def test_a_parameter_is_gathered_once_for_both_micro_batches(reports):
+    """In backward, too, where it is gathered again; the embedding is not needed there."""
+    for report in reports:
+        assert report["kept"] == [report["parameters"], []]
+        forward, backward = report["again"]
+        assert forward == report["parameters"]
+        assert len(backward) == len(set(backward)) >= report["num_parameters"] - 2
+
+
 def test_reductions_of_both_micro_batches_share_launches(reports):
     """Their sums wait at the end of the graph."""
     for report in reports:

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from apsched.pipeline.solve_graph import SolveRequest
     from apsched.progress import Progress
     from apsched.what_if.one_more import Relaxed
-    from apsched.whole_step.joint_graph import JointAnswer
     from apsched.whole_step.keep_request import KeepRequest
     from apsched.whole_step.one_more import MoreMemory
-    from apsched.whole_step.solve import Answer, SolvedGraphs
+    from apsched.whole_step.solve import AnyAnswer, SolvedGraphs
 
 
 def add_parser(verbs: Any) -> None:
@@ -54,7 +53,6 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import under_plan
     from apsched.progress import Progress
-    from apsched.report.answer.joint_graph import joint_json
     from apsched.report.explanation import binding_json
     from apsched.report.summary import graph_json
     from apsched.report.table import print_json
@@ -82,11 +80,9 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             for result, ones in found
         ]
         of_step = _step_json(solved.answer, more)
-        if solved.joint is not None:
-            of_step |= joint_json(solved.joint)
         print_json(stdout, source=args.source, cluster=source.cluster, graphs=says, **of_step)
     else:
-        _print(found, _step_lines(solved.answer, solved.joint, more), stdout)
+        _print(found, _step_lines(solved.answer, more), stdout)
     refuse_infeasible(
         solved.results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=False
     )
@@ -108,15 +104,15 @@ def _more_memory(
         return with_more_memory(step, answer)
 
 
-def _step_json(answer: "Answer | None", more: "MoreMemory | None") -> dict[str, Any]:
+def _step_json(answer: "AnyAnswer | None", more: "MoreMemory | None") -> dict[str, Any]:
     """Return the step for ``--json``, if the graphs are one."""
     from apsched.report.answer.more_memory import more_memory_json
-    from apsched.report.answer.step import step_entry
+    from apsched.report.answer.step import step_entries
 
-    if answer is None:
-        return {}
-    name, figures = step_entry(answer)
-    return {name: figures | ({} if more is None else {"one_more": more_memory_json(more)})}
+    entries = {} if answer is None else step_entries(answer)
+    if more is not None:
+        entries[next(iter(entries))]["one_more"] = more_memory_json(more)
+    return entries
 
 
 def _relaxed(
@@ -159,19 +155,12 @@ def _print(
             print_binding(out, result, ones)
 
 
-def _step_lines(
-    answer: "Answer | None", joint: "JointAnswer | None", more: "MoreMemory | None"
-) -> list[str]:
-    """Return the answer for the step as text; ``joint`` is the choice of a joint graph."""
-    from apsched.report.answer.joint_graph import joint_lines
+def _step_lines(answer: "AnyAnswer | None", more: "MoreMemory | None") -> list[str]:
+    """Return the answer for the step as text."""
     from apsched.report.answer.more_memory import more_memory_lines
     from apsched.report.answer.step import step_lines
 
-    lines: list[str] = []
-    if joint is not None:
-        lines += joint_lines(joint)
-    if answer is not None:
-        lines += step_lines(answer)
+    lines = [] if answer is None else list(step_lines(answer))
     if more is not None:
         lines += (f"  {line}" for line in more_memory_lines(more))
     return lines

@@ -94,7 +94,6 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.progress import Progress
     from apsched.report.summary import print_solved, report_json
     from apsched.report.table import print_json
-    from apsched.whole_step.along_caps import frontier
     from apsched.whole_step.faster_reduction import with_faster_reduction
     from apsched.whole_step.solve import solve_graphs
 
@@ -117,7 +116,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         if any(result.best is None for result in solved.results):
             opened.close()  # its process groups end, before others are captured
             _refuse(args, where, request, solved, source.cluster, stdout, progress)
-        along = frontier(solved.step, num_caps) if num_caps and solved.step is not None else ()
+        along = _along_caps(solved, num_caps)
         results, files, lost = _with_files(solved, progress, inductor=args.inductor)
     options = stated_options(vars(args) | _choice_by_default(keep, solved))
     report = report_json(args.source, source.cluster, results, options)
@@ -134,6 +133,17 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         rewritten = all(graph.captured is not None for graph in solved.graphs)
         print_solved(results, written, notes, stdout, metrics=args.metrics, rewritten=rewritten)
     _raise_lost(lost, unwritten)
+
+
+def _along_caps(solved: "SolvedGraphs", num_caps: int) -> "tuple[Answer, ...]":
+    """Return the answers of the step under so many memory caps; none where 0 are requested."""
+    from apsched.whole_step.along_caps import frontier
+    from apsched.whole_step.joint_graph.step import JointStep
+
+    step = solved.step
+    if not num_caps or step is None or isinstance(step, JointStep):
+        return ()
+    return frontier(step, num_caps)
 
 
 def _with_files(
@@ -186,11 +196,12 @@ def _of_step(solved: "SolvedGraphs", *, is_stated: bool) -> str:
     from apsched.report.answer.accumulation import no_choice_fits
     from apsched.report.answer.whole_step import does_not_fit
     from apsched.whole_step.accumulation.search import AccumulationAnswer
+    from apsched.whole_step.search import StepAnswer
 
     answer = solved.answer
     if isinstance(answer, AccumulationAnswer):
         return no_choice_fits(answer)
-    return does_not_fit(answer) if answer is not None and is_stated else ""
+    return does_not_fit(answer) if isinstance(answer, StepAnswer) and is_stated else ""
 
 
 def _add_step(
@@ -204,31 +215,31 @@ def _add_step(
     and figures, and the answers along memory caps.
     """
     from apsched.report.answer.along_caps import along_caps_json
-    from apsched.report.answer.joint_graph import joint_json
-    from apsched.report.answer.step import step_entry
+    from apsched.report.answer.step import step_entries
+    from apsched.whole_step.joint_graph.names import kept_in_joint
+    from apsched.whole_step.joint_graph.step import JointAnswer
     from apsched.whole_step.keep_request import KEPT_FILE, kept_file
     from apsched.whole_step.pair import kept_tensors
     from apsched.whole_step.search import StepAnswer
 
     answer = solved.answer
-    if answer is not None:
-        name, figures = step_entry(answer)
-        report[name] = figures
-        if isinstance(answer, StepAnswer):
-            figures["tensors"] = kept_tensors(graphs, answer.best.graphs)
-        if along:
-            figures["along_caps"] = along_caps_json(along)
-    if solved.joint is not None:
-        report |= joint_json(solved.joint)
-    for chosen in (answer, solved.joint):
-        if chosen is not None:
-            files[KEPT_FILE] = kept_file(chosen.best.kept)
+    if answer is None:
+        return
+    entries = step_entries(answer)
+    figures = next(iter(entries.values()))
+    if isinstance(answer, StepAnswer):
+        figures["tensors"] = kept_tensors(graphs, answer.best.graphs)
+    if isinstance(answer, JointAnswer):
+        figures["tensors"] = kept_in_joint(graphs[0], answer.best.graph)
+    if along:
+        figures["along_caps"] = along_caps_json(along)
+    report |= entries
+    files[KEPT_FILE] = kept_file(answer.best.kept)
 
 
 def _choice_by_default(keep: "KeepRequest", solved: "SolvedGraphs") -> dict[str, Any]:
     """Return the option that states the choice of kept parameters that was made by default."""
-    is_made = solved.answer is not None or solved.joint is not None
-    return {"keep": keep.mode} if keep.is_default and is_made else {}
+    return {"keep": keep.mode} if keep.is_default and solved.answer is not None else {}
 
 
 def _first_lines(
@@ -240,18 +251,16 @@ def _first_lines(
     from apsched.units import ticks_to_us
     from apsched.whole_step.search import StepAnswer
 
-    answer, joint = solved.answer, solved.joint
-    if joint is not None:
-        keeps = bool(joint.best.kept)
-        return first_lines(results, rate, keeps=keeps, bound_of=" with this choice")
-    if not isinstance(answer, StepAnswer):
+    answer = solved.answer
+    if answer is None:
         return first_lines(results, rate)
     return first_lines(
         results,
         rate,
         bound_us=ticks_to_us(answer.bound.ticks),
-        suggestion=choice_of_less_memory(answer),
+        suggestion=choice_of_less_memory(answer) if isinstance(answer, StepAnswer) else "",
         keeps=bool(answer.best.kept),
+        bound_of="" if solved.step is not None else " with this choice",
     )
 
 
@@ -271,15 +280,17 @@ def _print_step(
     from apsched.report.answer.whole_step import print_kept
     from apsched.report.summary import print_first
     from apsched.whole_step.accumulation.search import AccumulationAnswer
+    from apsched.whole_step.joint_graph.step import JointAnswer
 
-    if not isinstance(solved.answer, AccumulationAnswer):
+    answer = solved.answer
+    if isinstance(answer, AccumulationAnswer):
+        print_accumulation(answer, rate, stdout)
+    else:
         print_first(_first_lines(solved, results, rate), stdout)
-    if solved.joint is not None:
-        print_joint(solved.joint, stdout)
-    if isinstance(solved.answer, AccumulationAnswer):
-        print_accumulation(solved.answer, rate, stdout)
-    elif solved.answer is not None:
-        print_kept(solved.answer, stdout)
+    if isinstance(answer, JointAnswer):
+        print_joint(answer, stdout)
+    elif answer is not None and not isinstance(answer, AccumulationAnswer):
+        print_kept(answer, stdout)
     if along:
         print_along_caps(along, stdout)
 

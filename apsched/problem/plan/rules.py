@@ -26,8 +26,7 @@ from dataclasses import dataclass
 
 from apsched.errors import InputError
 from apsched.kinds import BUCKET_KINDS
-
-DIRECTIONS = ("forward", "backward")
+from apsched.names import DIRECTIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,26 +2,31 @@
 
 from typing import Any, TextIO
 
-from apsched.quantities import show_bytes
+from apsched.quantities import show_bytes, show_us
 from apsched.report.answer.kept_words import kept_count
 from apsched.report.answer.whole_step import keep_json, kept_lines, print_kept, size_of
 from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
-from apsched.whole_step.joint_graph import JointAnswer, JointChoice
+from apsched.whole_step.joint_graph.step import JointAnswer, JointChoice
 
 _APART = "forward and backward apart:"
 _JOINT = "one graph of both:"
 
 
-def joint_json(answer: JointAnswer) -> dict[str, Any]:
+def joint_json(answer: JointAnswer) -> dict[str, dict[str, Any]]:
     """Return the entries for ``--json``: ``keep_joint``, the choice, and with ``auto``
     ``keep_apart``, the step of forward and backward apart.
     """
     entry = {
         "kept": sorted(answer.best.kept),
-        "num_parameters": answer.num_parameters,
-        **_figures(answer.best),
-        "compared": {name: _figures(choice) for name, choice in answer.compared.items()},
+        "parameters": list(answer.names),
+        "num_parameters": len(answer.names),
+        **choice_figures(answer.best),
+        "bound_us": ticks_to_us(answer.bound.ticks),
+        "bound_source": answer.bound.source,
+        "gap": answer.gap,
+        "memory_cap_bytes": answer.cap_bytes,
+        "compared": {name: choice_figures(choice) for name, choice in answer.compared.items()},
     }
     apart = {} if answer.apart is None else {"keep_apart": keep_json(answer.apart)}
     return {"keep_joint": entry, **apart}
@@ -42,41 +47,52 @@ def print_joint(answer: JointAnswer, stream: TextIO) -> None:
             table.add_row(name, *_cells(choice))
         table.add_row("apsched", *_cells(answer.best))
         out.print(table)
-    out.print(_kept_line(answer), markup=False)
+    for line in _own_lines(answer):
+        out.print(line, markup=False)
     out.print()
 
 
 def joint_lines(answer: JointAnswer) -> tuple[str, ...]:
     """Return the choice as text, behind the step of forward and backward apart."""
     apart = () if answer.apart is None else (_APART, *kept_lines(answer.apart), _JOINT)
-    return (*apart, _kept_line(answer))
+    return (*apart, *_own_lines(answer))
 
 
-def _kept_line(answer: JointAnswer) -> str:
+def _own_lines(answer: JointAnswer) -> tuple[str, ...]:
     num_kept, best = len(answer.best.kept), answer.best
-    again = answer.num_parameters - num_kept
-    return (
-        f"  kept from forward to backward: {num_kept} of {answer.num_parameters} parameters,"
+    again = len(answer.names) - num_kept
+    kept = (
+        f"  kept from forward to backward: {num_kept} of {len(answer.names)} parameters,"
         f" {show_bytes(best.kept_bytes)}; {again} gathered again"
     )
+    if not best.fits:
+        return ("step: no choice fits the memory cap", kept)
+    of = "" if answer.apart is not None else " with this choice"
+    step = (
+        f"step: {show_us(ticks_to_us(best.step_ticks))}, bound{of}"
+        f" {show_us(ticks_to_us(answer.bound.ticks))} ({answer.bound.source}), gap"
+        f" {100 * answer.gap:.3f} %; peak {show_bytes(best.peak_bytes)}, cap"
+        f" {show_bytes(answer.cap_bytes)}"
+    )
+    return (step, kept)
 
 
-def _figures(choice: JointChoice) -> dict[str, Any]:
-    """Return the figures of a choice; no step time where it does not fit, or its bound excludes
-    it.
+def choice_figures(choice: JointChoice) -> dict[str, Any]:
+    """Return the figures of a choice for ``--json``; no step time where it does not fit, or its
+    bound excludes it.
     """
-    best = choice.result.best if choice.result is not None else None
     return {
         **size_of(choice),
-        "step_time_us": None if best is None else ticks_to_us(best.step_time_ticks),
-        "peak_memory_bytes": None if best is None else best.peak_memory_bytes,
+        "step_time_us": ticks_to_us(choice.step_ticks) if choice.fits else None,
+        "peak_memory_bytes": choice.peak_bytes if choice.fits else None,
         "bound_us": ticks_to_us(choice.bound_ticks),
+        "fits": choice.fits,
         "is_solved": choice.result is not None,
     }
 
 
 def _cells(choice: JointChoice) -> list[str]:
-    figures = _figures(choice)
+    figures = choice_figures(choice)
     time = f">= {figures['bound_us'] / 1000:,.3f}"
     if choice.fits:
         time = f"{figures['step_time_us'] / 1000:,.3f}"

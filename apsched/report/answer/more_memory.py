@@ -6,12 +6,13 @@ from typing import Any
 from apsched.names import mark_of, name_of
 from apsched.quantities import show_bytes, show_us
 from apsched.report.answer.accumulation import SECTIONS, accumulation_figures
+from apsched.report.answer.joint_graph import choice_figures
 from apsched.report.answer.kept_words import kept_in_words
 from apsched.report.answer.whole_step import kept_figures
 from apsched.units import ticks_to_us
 from apsched.whole_step.accumulation.search import AccumulationAnswer
+from apsched.whole_step.joint_graph.step import JointAnswer
 from apsched.whole_step.one_more import MoreMemory
-from apsched.whole_step.search import StepAnswer
 
 
 def more_memory_json(found: MoreMemory) -> dict[str, Any]:
@@ -19,6 +20,8 @@ def more_memory_json(found: MoreMemory) -> dict[str, Any]:
     more = found.more
     if isinstance(more, AccumulationAnswer):
         figures = accumulation_figures(more.best)
+    elif isinstance(more, JointAnswer):
+        figures = choice_figures(more.best)
     else:
         figures = kept_figures(more.best)
     return {
@@ -70,7 +73,7 @@ def _changes(found: MoreMemory) -> list[str]:
         for verb, names in zip(("more kept", "again"), changed, strict=True)
         if names
     ]
-    assert isinstance(more, StepAnswer)
+    assert not isinstance(more, AccumulationAnswer)
     added = more.best.kept_bytes - now.best.kept_bytes
     return [f"{', '.join(parts)}: {show_bytes(abs(added))} {'less' if added < 0 else 'more'}"]
 

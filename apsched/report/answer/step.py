@@ -14,13 +14,15 @@ from apsched.errors import InputError
 from apsched.graph.graph_file import to_bytes
 from apsched.pipeline.result import Result
 from apsched.report.answer.accumulation import accumulation_json, accumulation_lines
+from apsched.report.answer.joint_graph import joint_json, joint_lines
 from apsched.report.answer.whole_step import keep_json, kept_lines
 from apsched.report.summary import report_json
 from apsched.units import ticks_to_us
 from apsched.whole_step.accumulation.search import AccumulationAnswer
 from apsched.whole_step.accumulation.step import SolvedAccumulation
+from apsched.whole_step.joint_graph.step import JointAnswer
 from apsched.whole_step.keep_request import KEPT_FILE, kept_file
-from apsched.whole_step.solve import Answer
+from apsched.whole_step.solve import Answer, AnyAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -86,7 +88,7 @@ class StepResult:
         and the frontier of memory and step time among them; of several micro-batches the entry
         ``accumulate``.
         """
-        name, figures = step_entry(self.answer)
+        ((name, figures),) = step_entries(self.answer).items()
         return figures | ({"tensors": self.kept_tensors} if name == "keep" else {})
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -107,7 +109,7 @@ class StepResult:
         if not best.fits:
             raise InputError("save_run: expected a step that fits, found that no choice fits")
         report = report_json(f"{MODEL}{self.model}", best.results[0].cluster, best.results, {})
-        report[step_entry(self.answer)[0]] = self.as_dict()
+        report |= dict.fromkeys(step_entries(self.answer), self.as_dict())
         files = {f"{graph.problem.name}.graph": to_bytes(graph.dag) for graph in best.graphs}
         for result in best.results:
             files[f"{result.problem.name}.schedule.json"] = dump_schedule(result)
@@ -121,15 +123,21 @@ class StepResult:
         return "\n".join(("apsched.StepResult", *(f"  {line}" for line in lines)))
 
 
-def step_entry(answer: Answer) -> tuple[str, dict[str, Any]]:
-    """Return the name of the step in ``--json``, and its figures there."""
+def step_entries(answer: AnyAnswer) -> dict[str, dict[str, Any]]:
+    """Return the entries of the step in ``--json``: the figures of the answer first, and for one
+    graph of forward and backward those of both apart.
+    """
     if isinstance(answer, AccumulationAnswer):
-        return "accumulate", accumulation_json(answer)
-    return "keep", keep_json(answer)
+        return {"accumulate": accumulation_json(answer)}
+    if isinstance(answer, JointAnswer):
+        return joint_json(answer)
+    return {"keep": keep_json(answer)}
 
 
-def step_lines(answer: Answer) -> tuple[str, ...]:
+def step_lines(answer: AnyAnswer) -> tuple[str, ...]:
     """Return the step as text: time and bound, and the choice."""
     if isinstance(answer, AccumulationAnswer):
         return accumulation_lines(answer, None)
+    if isinstance(answer, JointAnswer):
+        return joint_lines(answer)
     return kept_lines(answer)

@@ -8,7 +8,7 @@ from apsched.report.answer.kept_words import kept_count
 from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
 from apsched.whole_step.choices import kept_in_node, kept_whole
-from apsched.whole_step.joint_graph import JointChoice
+from apsched.whole_step.joint_graph.step import JointChoice
 from apsched.whole_step.pair import SolvedChoice
 from apsched.whole_step.search import ExcludedChoice, StepAnswer, TooLargeChoice
 

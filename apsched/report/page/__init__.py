@@ -27,7 +27,7 @@ from apsched.report.page.frontier import (
     one_point_text,
     point_of,
 )
-from apsched.report.page.kept import kept_section
+from apsched.report.page.kept import joint_section, kept_section
 from apsched.report.page.micro_batches import micro_batches_section
 
 _SCRIPTS = ("view.js", "timeline.js", "memory.js", "frontier.js", "page.js")
@@ -147,6 +147,8 @@ def _step_sections(run: SolvedRun) -> tuple[str, list[tuple[str, str]]]:
     """Return the section on the whole step, if there is one, and its anchor with a title."""
     if run.accumulate is not None:
         return micro_batches_section(run.accumulate), [(micro_batches.ANCHOR, "micro-batches")]
+    if run.joint is not None:
+        return joint_section(run.joint, run.apart), [(kept.ANCHOR, "kept")]
     if run.keep is not None:
         return kept_section(run.keep), [(kept.ANCHOR, "kept")]
     return "", []

@@ -16,6 +16,42 @@ def kept_section(keep: Mapping[str, Any]) -> str:
     """Return the section on the parameters kept from forward to backward; ``keep`` is the entry of
     that name in ``--json``.
     """
+    return _section(keep, "the choices", f"{_choices(keep)}\n{_frontier(keep)}")
+
+
+def joint_section(joint: Mapping[str, Any], apart: Mapping[str, Any] | None) -> str:
+    """Return the section on the parameters kept in one graph of forward and backward; both are the
+    entries ``keep_joint`` and ``keep_apart`` in ``--json``.
+    """
+    if apart is None:
+        return _section(joint, "schedules with this choice", "")
+    rows = [
+        (name, *_joint_cells(choice))
+        for name, choice in (*joint["compared"].items(), ("apsched", joint))
+    ]
+    head = ("choice", "kept", "kept bytes", "step", "peak memory", "fits the cap")
+    compared = table(head, rows, best=len(rows) - 1)
+    tables = (
+        f"<h3>Choices in one graph</h3>\n<div class=wide>{compared}</div>\n"
+        f"{_choices(apart, 'Choices for forward and backward apart')}"
+    )
+    return _section(joint, "the choices", tables)
+
+
+def _joint_cells(choice: Mapping[str, Any]) -> tuple[str, ...]:
+    count, size = kept_count(choice["num_kept"], 0), show_bytes(choice["kept_bytes"])
+    if choice["fits"]:
+        peak = show_bytes(choice["peak_memory_bytes"])
+        return count, size, show_us(choice["step_time_us"]), peak, "yes"
+    if choice["is_solved"]:
+        return count, size, "", "", "no"
+    return count, size, f"≥ {show_us(choice['bound_us'])}", "", "not solved"
+
+
+def _section(keep: Mapping[str, Any], bound_over: str, tables: str) -> str:
+    """Return the section on the answer ``keep``, with ``tables`` at its end; its bound is that over
+    ``bound_over``.
+    """
     names, kept = keep["parameters"], keep["kept"]
     whole = [entry for entry in kept if not is_in_node(entry)]
     in_node = [name_of(entry) for entry in kept if is_in_node(entry)]
@@ -26,7 +62,7 @@ def kept_section(keep: Mapping[str, Any]) -> str:
             (show_us(keep["step_time_us"]), "forward and backward"),
             (
                 f"{100 * keep['gap']:.3f} %",
-                f"gap to the bound over the choices of {show_us(keep['bound_us'])}",
+                f"gap to the bound over {bound_over} of {show_us(keep['bound_us'])}",
             ),
             (
                 show_bytes(keep["peak_memory_bytes"]),
@@ -50,12 +86,11 @@ def kept_section(keep: Mapping[str, Any]) -> str:
 <h2 id="{ANCHOR}-head">Kept from forward to backward</h2>
 <div class="figures">{cards}</div>
 <ul>{lists}</ul>
-{_choices(keep)}
-{_frontier(keep)}
+{tables}
 </section>"""
 
 
-def _choices(keep: Mapping[str, Any]) -> str:
+def _choices(keep: Mapping[str, Any], title: str = "Choices") -> str:
     """Return the choices that people make beside the one of the answer."""
     solved = [
         (name, *_cells(choice), "yes" if choice["fits"] else "no")
@@ -71,7 +106,7 @@ def _choices(keep: Mapping[str, Any]) -> str:
     ]
     rows = [*solved[:-1], *excluded, *too_large, solved[-1]]
     head = ("choice", *_HEAD, "fits the cap")
-    return f"<h3>Choices</h3>\n<div class=wide>{table(head, rows, best=len(rows) - 1)}</div>"
+    return f"<h3>{title}</h3>\n<div class=wide>{table(head, rows, best=len(rows) - 1)}</div>"
 
 
 def _frontier(keep: Mapping[str, Any]) -> str:

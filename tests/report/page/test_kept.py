@@ -98,3 +98,39 @@ def test_runs_without_the_choice_have_no_section(solved: SolvedRun) -> None:
     page = report_page(replace(solved, keep=None, graphs=graphs)).decode()
     assert 'id="kept"' not in page
     assert all(not g["kept_across"] for g in page_data(replace(solved, graphs=graphs))["graphs"])
+
+
+@pytest.mark.slow
+def test_one_graph_of_both_has_the_section_and_its_kept_tensors(tmp_path: Path) -> None:
+    words = ["solve", "llama3-debug", "--mesh", "fsdp=8", "--seq", "64", "--layers", "2"]
+    words += ["--direction", "joint", "--budget", "0", "-o", str(tmp_path / "joint")]
+    assert main(words) == 0
+    report = json.loads((tmp_path / "joint/result.json").read_text())
+    joint, (name,) = report["keep_joint"], [g["name"] for g in report["graphs"]]
+    assert joint["kept"]
+    assert len(joint["tensors"][name]) == len(joint["kept"])
+    assert joint["bound_us"] <= joint["step_time_us"]
+    run = load_run(tmp_path / "joint")
+    (graph,) = run.graphs
+    across = storages_of(graph.result.problem, graph.kept_tensors)
+    assert sum(graph.result.problem.storages[s].size_bytes for s in across) == joint["kept_bytes"]
+    page = report_page(run).decode()
+    assert "kept from forward to backward up to" in page
+    section = page[
+        page.index('id="kept"') : page.index("<h3>Choices for forward and backward apart")
+    ]
+    assert "gap to the bound over the choices" in section
+    for label, choice in {**joint["compared"], "apsched": joint}.items():
+        row = section[section.index(f'<th scope="row">{label}</th>') :]
+        sign, time = ("", "step_time_us") if choice["fits"] else ("≥ ", "bound_us")
+        assert f"<td>{sign}{show_us(choice[time])}</td>" in row[: row.index("</tr>")]
+
+
+@pytest.mark.slow
+def test_a_stated_choice_of_one_graph_has_no_other_to_compare(tmp_path: Path) -> None:
+    words = ["solve", "llama3-debug", "--mesh", "fsdp=8", "--seq", "64", "--layers", "2"]
+    words += ["--direction", "joint", "--keep", "all", "--budget", "0"]
+    assert main([*words, "-o", str(tmp_path / "all")]) == 0
+    page = report_page(load_run(tmp_path / "all")).decode()
+    assert "gap to the bound over schedules with this choice" in page
+    assert "<h3>Choices" not in page

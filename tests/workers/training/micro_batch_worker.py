@@ -101,6 +101,15 @@ def problem_of(graph, group_ranks) -> Problem:
     return build_problem(export_graph(graph, model, group_ranks=group_ranks))
 
 
+def gathered(problem: Problem) -> list[str]:
+    """Return the parameters that a graph gathers, each as often as it does."""
+    return sorted(
+        one.module
+        for one in problem.collectives
+        if problem.keys[one.key].kind == CollectiveKind.ALL_GATHER and not one.on_path
+    )
+
+
 def num_reductions(problem: Problem) -> int:
     kinds = [problem.keys[one.key].kind for one in problem.collectives]
     return kinds.count(CollectiveKind.REDUCE_SCATTER)
@@ -148,10 +157,13 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     found, results = as_one_step(built.module, batches)
     num_parameters = len(list(built.module.parameters()))
     first_step = slice(1 + 2 * num_parameters)  # gradients and weights
-    once, summed = as_one_step(built.module, batches, reduce="once")
+    once, summed = as_one_step(built.module, batches, reduce="once", reshard_after_forward=True)
     report = {
         "compiled": compare(expected, found),
         "num_parameters": num_parameters,
+        "parameters": sorted(name for name, _ in built.module.named_parameters()),
+        "kept": [gathered(result.problem) for result in results],
+        "again": [gathered(result.problem) for result in summed],
         "reduced": [num_reductions(result.problem) for result in results],
         "once": compare(expected[first_step], once[first_step])
         | {"reduced": [num_reductions(result.problem) for result in summed]},

@@ -17,10 +17,23 @@ from apsched.problem.plan.rules import Plan, Rule
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.report.answer.joint_graph import joint_json, joint_lines, print_joint
+from apsched.report.answer.more_memory import more_memory_json, more_memory_lines
 from apsched.schedule.verify import verify
 from apsched.solver.bounds.whole_step import graph_bound
-from apsched.whole_step.joint_graph import AS_APART, JointAnswer, solve_joint, with_kept_in_joint
+from apsched.units import ticks_to_us
+from apsched.whole_step.choices import Choice
+from apsched.whole_step.improve import ticks_of
+from apsched.whole_step.joint_graph.names import names_apart
+from apsched.whole_step.joint_graph.step import (
+    AS_APART,
+    JointAnswer,
+    JointStep,
+    solve_joint,
+    solve_stated,
+    with_kept_in_joint,
+)
 from apsched.whole_step.keep_request import AUTO, KeepRequest
+from apsched.whole_step.one_more import with_more_memory
 from tests.helpers.graphs.sharded_layers import FlatPrices, captured_layers, loaded_layers
 
 SLOW, FAST = FlatPrices(bytes_per_us=150.0), FlatPrices(bytes_per_us=4000.0)
@@ -39,14 +52,13 @@ def joint_of(capture: Capture, prices: FlatPrices) -> LoadedGraph:
     return replace(joint, apart=tuple(apart))
 
 
-def solved(
+def posed(
     joint: LoadedGraph,
-    keep: KeepRequest,
     cap: MemoryCap | None = None,
     plan: Plan | None = None,
     *,
     second_group: bool = False,
-) -> JointAnswer:
+) -> tuple[LoadedGraph, SolveRequest]:
     request = SolveRequest(
         caps=Caps(),
         memory_cap=cap or MemoryCap(),
@@ -55,8 +67,22 @@ def solved(
         second_group=second_group,
     )
     problem, without = request.posed(joint.problem)
-    posed = replace(joint, problem=problem, without_bitwise=without)
-    return solve_joint(posed, request, keep, Progress(quiet=True))
+    return replace(joint, problem=problem, without_bitwise=without), request
+
+
+def solved(
+    joint: LoadedGraph,
+    keep: KeepRequest,
+    cap: MemoryCap | None = None,
+    plan: Plan | None = None,
+    *,
+    second_group: bool = False,
+) -> JointAnswer:
+    graph, request = posed(joint, cap, plan, second_group=second_group)
+    progress = Progress(quiet=True)
+    if keep.mode != AUTO:
+        return solve_stated(graph, request, keep, progress)
+    return solve_joint(JointStep.of(graph, request, progress))
 
 
 def stated(*names: str) -> KeepRequest:
@@ -78,13 +104,13 @@ def test_no_choice_that_people_state_is_faster(
         assert (best.peak_memory_bytes <= cap_bytes) if cap_bytes else True
     for names in ((), NAMES):
         other = solved(joint, stated(*names), cap)
-        assert found.best.step_ticks <= other.best.step_ticks
-        assert other.best.bound_ticks <= other.best.step_ticks
+        assert ticks_of(found.best) <= ticks_of(other.best)
+        assert other.best.bound_ticks <= ticks_of(other.best)
     for choice in found.compared.values():
         if choice.result is None:
             other = solved(joint, stated(*sorted(choice.kept)), cap)
-            assert choice.bound_ticks <= other.best.step_ticks
-            assert found.best.step_ticks <= other.best.step_ticks
+            assert choice.bound_ticks <= ticks_of(other.best)
+            assert ticks_of(found.best) <= ticks_of(other.best)
 
 
 def test_a_bound_that_excludes_a_choice_counts_second_groups(layers: Capture) -> None:
@@ -93,18 +119,74 @@ def test_a_bound_that_excludes_a_choice_counts_second_groups(layers: Capture) ->
     excluded = solved(joint, KeepRequest(mode=AUTO), second_group=True).compared["none"]
     assert excluded.result is None
     none = solved(joint, KeepRequest(), second_group=True)
-    assert excluded.bound_ticks <= none.best.step_ticks
+    assert excluded.bound_ticks <= ticks_of(none.best)
     assert none.best.step_ticks < graph_bound(joint.problem, none.result.caps)
+
+
+CHOICES = tuple(chain.from_iterable(combinations(NAMES, n) for n in range(len(NAMES) + 1)))
 
 
 def test_the_choice_is_the_best_of_all_where_the_network_binds(layers: Capture) -> None:
     joint = joint_of(layers, SLOW)
-    choices = chain.from_iterable(combinations(NAMES, n) for n in range(len(NAMES) + 1))
-    times = {c: solved(joint, stated(*c)).best.step_ticks for c in choices}
+    times = {c: solved(joint, stated(*c)).best.step_ticks for c in CHOICES}
     found = solved(joint, KeepRequest(mode=AUTO))
     assert found.best.kept == set(NAMES)
     assert found.best.step_ticks == min(times.values()) < times[()]
     assert found.compared["none"].result is None, "excluded by its bound"
+    assert 0 <= found.gap < 0.05
+
+
+@pytest.mark.parametrize("prices", [SLOW, LATE], ids=["slow", "late"])
+@pytest.mark.parametrize("cap_bytes", [None, 200_000, 150_000])
+@pytest.mark.parametrize("second_group", [False, True], ids=["one group", "second group"])
+def test_no_choice_is_faster_than_the_bound(
+    layers: Capture, prices: FlatPrices, cap_bytes: int | None, second_group: bool
+) -> None:
+    joint, cap = joint_of(layers, prices), MemoryCap(size_bytes=cap_bytes)
+    found = solved(joint, KeepRequest(mode=AUTO), cap, second_group=second_group)
+    for names in CHOICES:
+        other = solved(joint, stated(*names), cap, second_group=second_group)
+        if other.best.fits:
+            assert found.bound.ticks <= other.best.step_ticks, names
+
+
+def test_the_bound_knows_that_memory_does_not_hold_all(layers: Capture) -> None:
+    """Some gathers take place again: the bound rises as the memory falls."""
+    joint = joint_of(layers, SLOW)
+    caps = [MemoryCap(size_bytes=size) for size in (None, 150_000, 130_000, 110_000)]
+    bounds = [solved(joint, KeepRequest(mode=AUTO), cap).bound.ticks for cap in caps]
+    assert bounds == sorted(bounds)
+    assert bounds[0] < bounds[-1]
+
+
+def test_names_that_both_have_stay_apart(layers: Capture) -> None:
+    """Numbers of such names differ from choice to choice; those apart do not."""
+    joint = joint_of(layers, SLOW)
+    known = set(names_apart(joint).values())
+    for kept in ({"weights.0"}, set(NAMES)):
+        made = with_kept_in_joint(joint, frozenset(kept))
+        found = names_apart(made)
+        assert set(made.problem.node_names) <= found.keys()
+        assert set(found.values()) <= known
+        assert len(set(found.values())) == len(found)
+
+
+def test_more_memory_gains_what_a_looser_cap_does(layers: Capture) -> None:
+    graph, request = posed(joint_of(layers, SLOW), MemoryCap(size_bytes=110_000))
+    step = JointStep.of(graph, request, Progress(quiet=True))
+    now = solve_joint(step)
+    found = with_more_memory(step, now, 100_000)
+    looser = solved(joint_of(layers, SLOW), KeepRequest(mode=AUTO), MemoryCap(size_bytes=210_000))
+    assert found.more.cap_bytes == 210_000
+    assert found.more.best.step_ticks <= looser.best.step_ticks < now.best.step_ticks
+    assert found.also_kept == looser.best.kept - now.best.kept != Choice()
+    assert found.proven_ticks <= found.gain_ticks <= found.possible_ticks
+    line, change = more_memory_lines(found)
+    assert line.startswith("one more 97.66 KiB (memory cap 107.42 KiB -> 205.08 KiB): -")
+    assert "more kept (" in change
+    says = more_memory_json(found)
+    assert says["gain_us"] == ticks_to_us(now.best.step_ticks - found.more.best.step_ticks)
+    assert says["also_kept"] == sorted(found.also_kept)
 
 
 def test_under_the_floor_every_choice_has_the_same_cap(layers: Capture) -> None:
@@ -157,8 +239,10 @@ def test_the_answer_is_shown_for_people_and_for_programs(layers: Capture) -> Non
     assert ">= " in rows["none"]
     assert "not solved" in rows["none"]
     assert rows["apsched"].split()[1:] == rows["as apart"].split()[2:]
-    lines = joint_lines(one)
-    assert lines == (
+    step, *lines = joint_lines(one)
+    assert step.startswith("step: ")
+    assert " bound with this choice " in step
+    assert tuple(lines) == (
         f"  kept from forward to backward: 1 of 3 parameters, {size(one)}; 2 gathered again",
     )
 

@@ -1,0 +1,1 @@
+"""Kept parameters where forward and backward are one graph."""
