@@ -146,17 +146,6 @@ def _unit_of_parameters(model: nn.Module) -> dict[str, int]:
     return {name: of.unit for name, of in _by_name(model, _policies(model)[0]).items()}
 
 
-def group_names_of(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the process groups that the units of ``model`` communicate in."""
-    groups = {
-        group.group_name: None
-        for one in _policies(model)[0].values()
-        for group in (one.shard_group, one.replicate_group)
-        if group is not None
-    }
-    return tuple(groups)
-
-
 def _policies(
     model: nn.Module,
 ) -> tuple[dict[tuple[int, str], GatheredParameter], dict[int, CastModule]]:

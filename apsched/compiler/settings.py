@@ -166,12 +166,7 @@ class Settings:
             raise InputError(
                 f"on_error: expected {' or '.join(map(repr, ON_ERROR))}, found {self.on_error!r}"
             )
-        deadline_s = self.deadline_s
-        if deadline_s is not None and not (is_number(deadline_s) and 0 < deadline_s < float("inf")):
-            raise InputError(
-                "deadline_s: expected a finite number of seconds above 0, or None; found"
-                f" {self.deadline_s!r}"
-            )
+        checked_deadline(self.deadline_s)
         switches = [option.name for option in SETTINGS if option.unit is Unit.SWITCH]
         checked_switches(**{name: getattr(self, name) for name in (*switches, "progress")})
         _check_cost_model(self.cost_model)
@@ -429,6 +424,16 @@ def size_once(name: str, stated: int | str | None, same: int | str | None) -> in
         raise InputError(f"{name}: expected it once, found {name}_bytes, too; leave one out")
     size: int | None = BY_NAME[name].read(same if stated is None else stated, name)
     return size
+
+
+def checked_deadline(deadline_s: float | None) -> float | None:
+    """Return ``deadline_s``; ``InputError`` where it is no number of seconds above 0."""
+    if deadline_s is not None and not (is_number(deadline_s) and 0 < deadline_s < float("inf")):
+        raise InputError(
+            "deadline_s: expected a finite number of seconds above 0, or None; found"
+            f" {deadline_s!r}"
+        )
+    return deadline_s
 
 
 def memory_cap_of(stated: int | str | None, label: str) -> MemoryCap | None:

@@ -8,9 +8,7 @@ ended. A schedule that does not fit these settings is refused.
 """
 
 import json
-import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
@@ -22,6 +20,14 @@ from apsched.artifacts.replay import replay
 from apsched.artifacts.schedule_file import load_schedule
 from apsched.artifacts.solved_run import RESULT_FILE
 from apsched.errors import InputError
+from apsched.integrations.eager.agreed import DEADLINE_S, same_on_all
+from apsched.integrations.eager.settings import (
+    Fsdp2Settings,
+    UnitSettings,
+    check_resharded,
+    in_words,
+    set_up,
+)
 from apsched.integrations.fsdp2_units import (
     ROOT,
     Unit,
@@ -44,123 +50,67 @@ from apsched.problem.problem import Problem
 from apsched.schedule.analysis.moved_compute import moved_compute
 from apsched.schedule.schedule import Schedule, StepKind
 from apsched.torch_compat.compilers import uncompiled
-from apsched.torch_compat.fsdp import resharded_to
 
 if TYPE_CHECKING:
     import networkx as nx
 
-logger = logging.getLogger(__name__)
-
 Solved = tuple[Problem, Schedule]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitSettings:
-    """The settings of one unit."""
-
-    name: str
-    forward_prefetch: tuple[str, ...]
-    """Units whose gathers its hook launches in forward, in order."""
-    backward_prefetch: tuple[str, ...] | None
-    """``None`` if only forward was solved: backward stays unchanged."""
-    reshard_after_forward: bool | int
-    """A number: to so many process ranks, that of ``fully_shard``."""
-    unshard_in_backward: bool
-    """Otherwise it has embeddings alone, and backward does not read them. Other units that the
-    schedule does not gather in backward are gathered all the same: eager code may read them there,
-    as activation checkpointing of regions with several units does.
-    """
-    reshard_after_backward: bool = True
-    """Otherwise the next micro-batch finds the unit gathered."""
-    reduce_gradients: bool = True
-    all_reduce_gradients: bool = True
-    """Otherwise its gradients are added to those of the next micro-batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fsdp2Settings:
-    """The settings of a model."""
-
-    units: tuple[UnitSettings, ...]
-    """In the order in which they run."""
-    reduce_scatter_buffers: int
-    """Reduce-scatters in flight."""
-
-
 def apply_fsdp2(
-    model: nn.Module, solved: Result | Iterable[Result] | str | PathLike[str]
+    model: nn.Module,
+    solved: Result | Iterable[Result] | str | PathLike[str],
+    *,
+    deadline_s: float | None = DEADLINE_S,
 ) -> Fsdp2Settings:
     """Set up ``model``, on which ``fully_shard`` was called, to gather in the order of ``solved``;
     returns the settings.
 
     ``solved`` are the results of the forward and the backward graph, or the directory that
     ``apsched solve`` or ``StepResult.save_run`` wrote. Every process rank must pass the same
-    results. Call the function once the model is built, before the first step.
+    results. Call the function on all, once the model is built, before the first step: where a
+    process group runs, they compare their settings before any is set.
+
+    Parameters
+    ----------
+    deadline_s
+        Seconds that one process rank waits for another; ``None``: without limit.
 
     Raises
     ------
     InputError
         where FSDP2 cannot follow the schedule; the message names the bucket, and the nearest bucket
-        that FSDP2 can form. Also where the schedule is of another model or mesh. Nothing is set
-        then.
+        that FSDP2 can form. Also where the schedule is of another model or mesh, or where process
+        ranks pass different results. Nothing is set then, on any process rank.
+    AgreementError
+        where a process rank does not answer.
     """
     model = uncompiled(model)
     if not isinstance(solved, str | PathLike):
         solved = [solved] if isinstance(solved, Result) else list(solved)
-    return apply_to_units(model, units_of(model), solved_graphs(solved), _memory_cap(solved))
+
+    def prepared() -> tuple[tuple[Unit, ...], Fsdp2Settings]:
+        units = units_of(model)
+        return units, checked_settings(model, units, solved_graphs(solved), _memory_cap(solved))
+
+    units, settings = same_on_all(model, prepared, lambda found: in_words(found[1]), deadline_s)
+    set_up(model, units, settings)
+    return settings
 
 
-def apply_to_units(
+def checked_settings(
     model: nn.Module,
     units: Sequence[Unit],
     graphs: Mapping[str, Solved],
     memory_cap_bytes: int | None = 0,
 ) -> Fsdp2Settings:
-    """Set up the ``units`` of ``model`` by the schedules of ``graphs``, as :func:`apply_fsdp2`;
+    """Return the settings of the ``units`` of ``model`` by the schedules of ``graphs``;
     ``memory_cap_bytes`` is the cap of backward.
     """
     settings = fsdp2_settings(units, graphs, memory_cap_bytes=memory_cap_bytes)
     check_same_model(model, graphs["forward"][0])
     check_resharded(units, settings)
-    set_up(model, units, settings)
     return settings
-
-
-def set_up(model: nn.Module, units: Sequence[Unit], settings: Fsdp2Settings) -> None:
-    """Set up the ``units`` of ``model`` for a forward and a backward with ``settings``."""
-    handles = {unit.name: unit.handle for unit in units}
-    setting_of = {setting.name: setting for setting in settings.units}
-    for name, handle in handles.items():
-        one = setting_of[name]
-        handle.set_modules_to_forward_prefetch([handles[other] for other in one.forward_prefetch])
-        if one.backward_prefetch is None:
-            continue
-        # An empty list would bring torch's own prefetch back; a unit that prefetches itself
-        # launches nothing.
-        handle.set_modules_to_backward_prefetch(
-            [handles[other] for other in one.backward_prefetch] or [handle]
-        )
-        if isinstance(one.reshard_after_forward, bool):  # there is no setter for numbers
-            handle.set_reshard_after_forward(one.reshard_after_forward, recurse=False)
-        handle.set_unshard_in_backward(one.unshard_in_backward)
-    if any(one.backward_prefetch is not None for one in settings.units):
-        _set_buffers(model, settings.reduce_scatter_buffers)
-
-
-def check_resharded(units: Sequence[Unit], settings: Fsdp2Settings) -> None:
-    """Raise ``InputError`` for a unit whose number of process ranks to reshard to is not that of
-    the settings.
-    """
-    handles = {unit.name: unit.handle for unit in units}
-    for one in settings.units:
-        wanted = one.reshard_after_forward
-        found = resharded_to(handles[one.name])
-        if not isinstance(wanted, bool) and found != wanted:
-            raise InputError(
-                f"{one.name}: the schedule reshards it to {wanted} process ranks, and FSDP2 has no"
-                f" setter for that: call fully_shard(..., reshard_after_forward={wanted}) on it;"
-                f" found {found}"
-            )
 
 
 def fsdp2_plan(model: nn.Module, *graphs: "nx.DiGraph | Problem") -> Plan:
@@ -391,18 +341,6 @@ def _resharded_units(forward: Problem, backward: Problem, units: Sequence[Unit])
 
 def _named(units: Sequence[Unit], name: str) -> Unit:
     return next(unit for unit in units if unit.name == name)
-
-
-def _set_buffers(model: nn.Module, count: int) -> None:
-    setter = getattr(model, "set_reduce_scatter_max_input_buffers", None)
-    if setter is not None:
-        setter(count)
-    elif count > 1:
-        logger.warning(
-            "this torch keeps one reduce-scatter in flight; the schedule has %d (torch 2.13 has a"
-            " setting for it)",
-            count,
-        )
 
 
 def _memory_cap(solved: Sequence[Result] | str | PathLike[str]) -> int | None:

@@ -14,16 +14,20 @@ from pathlib import Path
 from torch import nn
 
 from apsched.errors import InputError
-from apsched.integrations.fsdp2 import (
+from apsched.integrations.eager.agreed import DEADLINE_S, same_on_all
+from apsched.integrations.eager.settings import (
     Fsdp2Settings,
-    Solved,
     UnitSettings,
     check_resharded,
+    in_words,
+    set_up,
+)
+from apsched.integrations.fsdp2 import (
+    Solved,
     fsdp2_settings,
     micro_batches_of,
     read_solved,
     refuse_moved_compute,
-    set_up,
 )
 from apsched.integrations.fsdp2_units import Unit, check_same_model, movable, units_of
 from apsched.kinds import CollectiveKind
@@ -80,7 +84,10 @@ class Fsdp2MicroBatches:
 
 
 def apply_fsdp2_micro_batches(
-    model: nn.Module, solved: StepResult | str | PathLike[str]
+    model: nn.Module,
+    solved: StepResult | str | PathLike[str],
+    *,
+    deadline_s: float | None = DEADLINE_S,
 ) -> Fsdp2MicroBatches:
     """Return the settings with which ``model``, on which ``fully_shard`` was called, runs a step of
     several micro-batches in a row as ``solved``::
@@ -94,15 +101,37 @@ def apply_fsdp2_micro_batches(
 
     ``solved`` is the result of ``apsched.solve_step(..., accumulate=N)``, solved with the plan of
     ``fsdp2_plan`` and ``caps=apsched.Caps(max_compute_move=0)``, or the directory that its
-    ``save_run`` or ``apsched solve --accumulate N`` wrote. Every process rank must pass the same.
+    ``save_run`` or ``apsched solve --accumulate N`` wrote. Every process rank must pass the same:
+    where a process group runs, all call this and compare their settings.
+
+    Parameters
+    ----------
+    deadline_s
+        Seconds that one process rank waits for another; ``None``: without limit.
 
     Raises
     ------
     InputError
-        where FSDP2 cannot follow a schedule or the choice; nothing is set then.
+        where FSDP2 cannot follow a schedule or the choice, or where process ranks pass different
+        results; nothing is set then, on any process rank.
+    AgreementError
+        where a process rank does not answer.
     """
-    pairs, kept = _read(solved)
     model = uncompiled(model)
+    return same_on_all(model, lambda: _micro_batches(model, solved), _in_words, deadline_s)
+
+
+def _in_words(step: Fsdp2MicroBatches) -> list[str]:
+    """Return the settings of each micro-batch, so that process ranks compare them."""
+    return [
+        f"micro-batch {k}: {text}"
+        for k, settings in enumerate(step.settings)
+        for text in in_words(settings)
+    ]
+
+
+def _micro_batches(model: nn.Module, solved: StepResult | str | PathLike[str]) -> Fsdp2MicroBatches:
+    pairs, kept = _read(solved)
     units = units_of(model)
     first, last = pairs[0].forward[0], pairs[-1].backward[0]
     check_same_model(model, first)

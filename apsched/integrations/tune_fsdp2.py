@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,24 +10,18 @@ from torch import nn
 
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.fake_copy import inputs_of
-from apsched.capture.fsdp2 import capture_fsdp2, group_names_of
+from apsched.capture.fsdp2 import capture_fsdp2
 from apsched.compiler.memory_in_use import agreed_memory, with_memory_in_use
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.answer import Solve, answered
-from apsched.compiler.ranks.job import running_job
-from apsched.compiler.ranks.launches import Launch
 from apsched.compiler.schedule_captured import priced, progress_of, running_groups
 from apsched.compiler.schedule_graph import Launches, all_or_none
 from apsched.compiler.settings import Settings
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InfeasibleError, InputError
-from apsched.integrations.fsdp2 import (
-    Fsdp2Settings,
-    apply_to_units,
-    fsdp2_plan,
-    fsdp2_settings,
-    solved_graphs,
-)
+from apsched.integrations.eager.agreed import as_launches, units_agreement
+from apsched.integrations.eager.settings import Fsdp2Settings, in_words, set_up
+from apsched.integrations.fsdp2 import checked_settings, fsdp2_plan, solved_graphs
 from apsched.integrations.fsdp2_units import (
     forward_hooks,
     needs_of,
@@ -151,30 +145,23 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
             forward = results[0].problem if results else None
             results = (*results, _solved(model, graph, chosen, agreement, forward))
         units = running_units(units_of(model), results[0].problem)
-        launches = _as_launches(fsdp2_settings(units, solved_graphs(results)))
-        return results, {group.name: launches for group in agreement.groups} if agreement else {}
+        settings = checked_settings(model, units, solved_graphs(results))
+        return results, as_launches(in_words(settings), agreement)
 
     as_it_was: tuple[Result, ...] = ()
     results = all_or_none(
-        lambda: _agreement(model, chosen), as_it_was, chosen, "fully_shard", attempt
+        lambda: units_agreement(model, chosen.deadline_s),
+        as_it_was,
+        chosen,
+        "fully_shard",
+        attempt,
     )
     if not results:
         return Fsdp2Tuning(settings=None, results=results)
     units = running_units(units_of(model), results[0].problem)
-    applied = apply_to_units(model, units, solved_graphs(results))
+    applied = checked_settings(model, units, solved_graphs(results))
+    set_up(model, units, applied)
     return Fsdp2Tuning(settings=applied, results=results)
-
-
-def _as_launches(settings: Fsdp2Settings) -> tuple[Launch, ...]:
-    """Return the units and then their settings as launches, so that process ranks compare them."""
-    texts = [f"the unit {unit.name}" for unit in settings.units]
-    texts += [
-        f"the setting {field.name} {getattr(unit, field.name)} of {unit.name}"
-        for unit in settings.units
-        for field in fields(unit)[1:]
-    ]
-    texts.append(f"the setting reduce_scatter_buffers {settings.reduce_scatter_buffers}")
-    return tuple(Launch(what=text, members=(), names=()) for text in texts)
 
 
 def _chosen(settings: Mapping[str, Any]) -> Settings:
@@ -188,17 +175,6 @@ def _chosen(settings: Mapping[str, Any]) -> Settings:
             " caps=apsched.Caps(max_compute_move=0)), and call apply_fsdp2 with its results"
         )
     return Settings.of({**settings, **_FIXED}, unused=_REFUSED)
-
-
-def _agreement(model: nn.Module, settings: Settings) -> GraphAgreement | None:
-    """Return the messages of the process ranks of the units' groups about ``model``."""
-    job = running_job(settings.deadline_s)
-    if job is None:
-        return None
-    ranks = running_groups()
-    used = [name for name in group_names_of(model) if name in ranks]
-    opened = GraphAgreement(job, {name: ranks[name] for name in used})
-    return opened if opened.groups else None
 
 
 def _solved(

@@ -35,6 +35,19 @@ def resharded_to(module: Any) -> bool | int:
     return True
 
 
+def group_names_of_units(model: Any) -> tuple[str, ...]:
+    """Return the names of the process groups in which the units of ``model`` gather and reduce
+    their parameters, by first appearance (FSDPParamGroup, ``mesh_info``).
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    units = (module for module in model.modules() if isinstance(module, FSDPModule))
+    infos = [group.mesh_info for unit in units for group in _groups_of(unit._get_fsdp_state())]
+    kinds = ("shard_process_group", "replicate_process_group")
+    groups = (getattr(info, kind, None) for info in infos for kind in kinds)
+    return tuple({group.group_name: None for group in groups if group is not None})
+
+
 def _groups_of(state: Any) -> list[Any]:
     groups: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
     if groups is None:  # torch 2.11 has one group at most

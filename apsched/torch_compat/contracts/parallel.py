@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -70,6 +71,18 @@ def _resharded_to() -> None:
         expect(found == [2, False, True, True], "the number of process ranks, kept, or all")
         of = fsdp.fsdp_policies(model)[0][id(model[0]), "weight"]
         expect(of.node_group.size() == 2 and not of.kept, "the group that shares a parameter")
+
+
+@contract("group_names_of_units")
+def _group_names_of_units() -> None:
+    with group(4, fake=True):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        both, one = nn.Linear(4, 4), nn.Linear(4, 4)
+        fully_shard(both, mesh=mesh)
+        fully_shard(one, mesh=mesh["shard"])
+        names = {axis: mesh[axis].get_group().group_name for axis in ("replicate", "shard")}
+        expect(set(fsdp.group_names_of_units(both)) == {*names.values()}, "those of HSDP")
+        expect(fsdp.group_names_of_units(one) == (names["shard"],), "the group of the shards")
 
 
 @contract("runs_in_ddp")
