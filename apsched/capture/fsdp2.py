@@ -40,9 +40,10 @@ def has_units(model: nn.Module) -> bool:
     return any(isinstance(child, FSDPModule) for child in model.modules())
 
 
-def capture_fsdp2(model: nn.Module, inputs: Inputs) -> Capture:
+def capture_fsdp2(model: nn.Module, inputs: Inputs, *, gathers_again: bool = False) -> Capture:
     """Return forward and backward graph of ``model(*inputs)``, or ``model(**inputs)``; no memory of
-    a device is taken, and ``model`` stays unchanged.
+    a device is taken, and ``model`` stays unchanged. With ``gathers_again`` no parameter stays
+    gathered from forward to backward, whatever ``reshard_after_forward`` is.
 
     They are the same on all process ranks: shards count with their padding. Regions that the model
     checkpoints are recomputed in backward, but for those with several units.
@@ -53,6 +54,7 @@ def capture_fsdp2(model: nn.Module, inputs: Inputs) -> Capture:
         _refuse_repeats(model, copy)
         name = type(copy).__name__
         passes = (save_regions_of_several_units(_unit_of_parameters(model)),)
+        kept = () if gathers_again else kept
         capture = capture_module(copy, given, source=name, kept_parameters=kept, passes=passes)
         return resharded(capture, model)
 
@@ -144,6 +146,11 @@ def _by_name(
 
 def _unit_of_parameters(model: nn.Module) -> dict[str, int]:
     return {name: of.unit for name, of in _by_name(model, _policies(model)[0]).items()}
+
+
+def kept_by_fsdp2(model: nn.Module) -> tuple[str, ...]:
+    """Return the parameters that ``reshard_after_forward`` of ``fully_shard`` keeps."""
+    return tuple(name for name, of in _by_name(model, _policies(model)[0]).items() if of.kept)
 
 
 def _policies(

@@ -319,7 +319,8 @@ def _refuse_kept_in_part(
             raise InputError(
                 f"backward: FSDP2 keeps a unit or gathers it again, and of {unit.name} the schedule"
                 f" gathers {again[0]} again and keeps others; keep all parameters of the unit or"
-                " none (--keep with a file that says which)"
+                " none (--keep with a file that says which); tune_fsdp2(model, inputs, keep=...)"
+                " takes the faster of both, and reports the cost"
             )
 
 

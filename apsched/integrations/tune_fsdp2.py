@@ -1,53 +1,53 @@
 """``tune_fsdp2``: eager FSDP2 set up by a solved schedule, in the job and in one call."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from os import PathLike
 from typing import Any
 
 from torch import nn
 
-from apsched.capture.captured import CapturedGraph
+from apsched.capture.captured import Capture, CapturedGraph
 from apsched.capture.fake_copy import inputs_of
-from apsched.capture.fsdp2 import capture_fsdp2
+from apsched.capture.fsdp2 import capture_fsdp2, kept_by_fsdp2
 from apsched.compiler.memory_in_use import agreed_memory, with_memory_in_use
 from apsched.compiler.ranks.agreement import GraphAgreement
-from apsched.compiler.ranks.answer import Solve, answered
 from apsched.compiler.schedule_captured import priced, progress_of, running_groups
 from apsched.compiler.schedule_graph import Launches, all_or_none
 from apsched.compiler.settings import Settings
-from apsched.config import Caps, SolveOptions
+from apsched.config import Caps
 from apsched.errors import InfeasibleError, InputError
 from apsched.integrations.eager.agreed import as_launches, units_agreement
-from apsched.integrations.eager.settings import Fsdp2Settings, in_words, set_up
-from apsched.integrations.fsdp2 import checked_settings, fsdp2_plan, solved_graphs
-from apsched.integrations.fsdp2_units import (
-    forward_hooks,
-    needs_of,
-    plain_name,
-    running_units,
-    units_of,
+from apsched.integrations.eager.kept import (
+    KeptInPart,
+    KeptUnits,
+    UnitsToKeep,
+    agreed_choice,
+    request_of,
+    with_plain_names,
 )
-from apsched.integrations.unit_order import Units, as_units_run
+from apsched.integrations.eager.settings import Fsdp2Settings, in_words, set_up
+from apsched.integrations.eager.solve_units import answered_as_units, units_in_order, untuned_of
+from apsched.integrations.fsdp2 import checked_settings, fsdp2_plan, solved_graphs
+from apsched.integrations.fsdp2_units import running_units, units_of
+from apsched.integrations.unit_order import Units
+from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
-from apsched.pipeline.solve_graph import resolve_caps, solve_graph, under_plan
+from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph, under_plan
 from apsched.problem.problem import Problem
 from apsched.quantities import show_us
 from apsched.report.explanation import explain_in_job
-from apsched.schedule.result import Scored, SolveResult
+from apsched.schedule.result import Scored
 from apsched.solver import solve_requested
-from apsched.solver.baselines import with_units
 from apsched.torch_compat.compilers import uncompiled
 from apsched.units import ticks_to_us
+from apsched.whole_step.keep_request import KeepRequest
 
 _FIXED = {"max_compute_move": 0}
 _REFUSED = ("plan", "bitwise", "parameter_order", "second_group", "max_compute_move", "schedule")
 """Settings that eager FSDP2 decides itself."""
-_AS_FSDP2 = "fsdp2"
-"""The baseline that follows the defaults of FSDP2: one bucket for each unit, and the gather of the
-next unit in flight.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,16 @@ class Fsdp2Tuning:
     """The settings of the units; ``None`` where an error left the model as it was."""
     results: tuple[Result, ...]
     """Of the forward and the backward graph."""
+    untuned: tuple[Scored, ...] = ()
+    """FSDP2's schedule of each graph without settings, with the units kept that ``fully_shard``
+    keeps.
+    """
+    choices: Mapping[str, float | None] = field(default_factory=dict)
+    """With ``keep="auto"`` the step time of each common choice of kept units that was solved, in
+    microseconds; ``None`` where one does not fit.
+    """
+    in_part: KeptInPart | None = None
+    """The cost of whole units, where ``keep`` names a part of some."""
 
     @property
     def step_time_us(self) -> float:
@@ -67,28 +77,20 @@ class Fsdp2Tuning:
     @property
     def untuned_us(self) -> float:
         """The same of FSDP2 without settings: the next unit's gather in flight, no more."""
-        return ticks_to_us(sum(one.step_time_ticks for _, one in self._untuned()))
+        return ticks_to_us(sum(one.step_time_ticks for one in self.untuned))
 
     @property
     def gain(self) -> float:
         """Share of the step time that is saved, as the costs predict it."""
         return 1 - self.step_time_us / self.untuned_us if self.untuned_us else 0.0
 
-    def _untuned(self) -> list[tuple[Result, Scored]]:
-        """Return each result with FSDP2's schedule of its graph without settings."""
-        return [
-            (result, baseline)
-            for result in self.results
-            for baseline in result.answer.baselines
-            if baseline.name == _AS_FSDP2
-        ]
-
     def _change(self) -> str:
         """Return the change of the step time in words."""
         if self.gain >= 0:
             return f"{100 * self.gain:.1f} % less"
-        caps = ((result.caps.memory_cap_bytes, one) for result, one in self._untuned())
-        exceeds = any(cap is not None and one.peak_memory_bytes > cap for cap, one in caps)
+        caps = (result.caps.memory_cap_bytes for result in self.results)
+        pairs = zip(caps, self.untuned, strict=True)
+        exceeds = any(cap is not None and one.peak_memory_bytes > cap for cap, one in pairs)
         return f"{-100 * self.gain:.1f} % more{', to fit the memory cap' if exceeds else ''}"
 
     def __str__(self) -> str:
@@ -98,11 +100,26 @@ class Fsdp2Tuning:
         return (
             f"FSDP2 tuned: {len(self.settings.units)} units, step time"
             f" {show_us(self.step_time_us)} predicted, {show_us(self.untuned_us)} untuned"
-            f" ({self._change()})"
+            f" ({self._change()}){'' if self.in_part is None else f'; {self.in_part}'}"
         )
 
 
-def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Solved:
+    """Both graphs, solved, before anything is set."""
+
+    results: tuple[Result, ...]
+    untuned: tuple[Scored, ...]
+    kept: KeptUnits | None = None
+
+
+def tune_fsdp2(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    keep: str | PathLike[str] | Sequence[str] | None = None,
+    **settings: Any,
+) -> Fsdp2Tuning:
     """Set up ``model``, on which ``fully_shard`` was called, to gather in the order of a solved
     schedule of its own training step::
 
@@ -122,6 +139,13 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
     inputs
         The inputs of forward: a tuple, one tensor, or a mapping of inputs by name; only shapes and
         dtypes matter.
+    keep
+        Units that stay gathered from forward to backward: ``"auto"`` (the fastest choice that fits,
+        forward and backward solved as one step under the memory that no process rank has in use),
+        ``"none"``, ``"all"``, names of parameters or regular expressions, or a file of them. It
+        takes the place of ``reshard_after_forward``, which counts where ``keep`` is ``None``. FSDP2
+        keeps whole units: where names are a part of one, the faster of both ways to keep it whole
+        is set, and ``in_part`` has the cost.
     settings
         See :class:`apsched.compiler.settings.Settings`: cluster, memory_cap, budget, on_error ...
 
@@ -135,46 +159,58 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
     model = uncompiled(model)
     given = inputs_of(inputs)
 
-    def attempt(
-        agreement: GraphAgreement | None,
-    ) -> tuple[tuple[Result, ...], Launches]:
+    def attempt(agreement: GraphAgreement | None) -> tuple[_Solved | None, Launches]:
+        request = None if keep is None else request_of(keep, model)
+        if agreement is not None:
+            words = None if request is None else ", ".join(request.entries) or request.mode
+            agreement.same_settings("fully_shard", {"keep": str(words)})
         with agreement.job.working() if agreement else nullcontext():
-            capture = capture_fsdp2(model, given)
-        results: tuple[Result, ...] = ()
-        for graph in capture.graphs:  # forward first: its order is that of the units
-            forward = results[0].problem if results else None
-            results = (*results, _solved(model, graph, chosen, agreement, forward))
-        units = running_units(units_of(model), results[0].problem)
-        settings = checked_settings(model, units, solved_graphs(results))
-        return results, as_launches(in_words(settings), agreement)
+            capture = capture_fsdp2(model, given, gathers_again=request is not None)
+        if request is None:
+            solved = _solved_graphs(model, capture, chosen, agreement)
+        else:
+            solved = _solved_step(model, capture, request, chosen, agreement)
+        units = running_units(units_of(model), solved.results[0].problem)
+        settings = checked_settings(model, units, solved_graphs(solved.results))
+        return solved, as_launches(in_words(settings), agreement)
 
-    as_it_was: tuple[Result, ...] = ()
-    results = all_or_none(
+    as_it_was: _Solved | None = None
+    solved = all_or_none(
         lambda: units_agreement(model, chosen.deadline_s),
         as_it_was,
         chosen,
         "fully_shard",
         attempt,
     )
-    if not results:
-        return Fsdp2Tuning(settings=None, results=results)
-    units = running_units(units_of(model), results[0].problem)
-    applied = checked_settings(model, units, solved_graphs(results))
+    if solved is None:
+        return Fsdp2Tuning(settings=None, results=())
+    units = running_units(units_of(model), solved.results[0].problem)
+    applied = checked_settings(model, units, solved_graphs(solved.results))
     set_up(model, units, applied)
-    return Fsdp2Tuning(settings=applied, results=results)
+    return Fsdp2Tuning(
+        settings=applied,
+        results=solved.results,
+        untuned=solved.untuned,
+        choices={} if solved.kept is None else solved.kept.choices,
+        in_part=None if solved.kept is None else solved.kept.in_part,
+    )
 
 
 def _chosen(settings: Mapping[str, Any]) -> Settings:
     if refused := next((name for name in _REFUSED if name in settings), None):
         raise InputError(f"{refused}: expected no such setting, found one; eager FSDP2 decides it")
-    if "keep" in settings:
-        raise InputError(
-            "keep: expected no such setting, found one; parameters stay gathered as"
-            " reshard_after_forward of fully_shard says; for another choice solve the step,"
-            " apsched.solve_step(model, inputs, keep=..., plan=fsdp2_plan(model, *graphs),"
-            " caps=apsched.Caps(max_compute_move=0)), and call apply_fsdp2 with its results"
-        )
     return Settings.of({**settings, **_FIXED}, unused=_REFUSED)
+
+
+def _solved_graphs(
+    model: nn.Module, capture: Capture, settings: Settings, agreement: GraphAgreement | None
+) -> _Solved:
+    """Return both graphs solved, with the units kept that ``fully_shard`` keeps."""
+    results: tuple[Result, ...] = ()
+    for graph in capture.graphs:  # forward first: its order is that of the units
+        forward = results[0].problem if results else None
+        results = (*results, _solved(model, graph, settings, agreement, forward))
+    return _Solved(results=results, untuned=tuple(untuned_of(one.answer) for one in results))
 
 
 def _solved(
@@ -193,45 +229,57 @@ def _solved(
         request = replace(settings.solve_request, bitwise_price=False)
         graph, request = priced(captured, settings, running_groups(), request, progress)
         graph = with_memory_in_use(graph, in_use, request.optimizer)
-        problem = graph.problem
-        plain = (replace(c, module=plain_name(c.module)) for c in problem.collectives)
-        problem = replace(problem, collectives=tuple(plain))
+        problem = with_plain_names(graph.problem)
         request = replace(request, plan=fsdp2_plan(model, problem))
         (graph,) = under_plan((replace(graph, problem=problem),), request)
         caps = resolve_caps(graph, request, progress)
+    units = units_in_order(model, forward or problem)
+    return _scheduled(graph, caps, request, settings, agreement, units)
+
+
+def _solved_step(
+    model: nn.Module,
+    capture: Capture,
+    keep: KeepRequest,
+    settings: Settings,
+    agreement: GraphAgreement | None,
+) -> _Solved:
+    """Return both graphs solved, with the units of ``keep`` kept; ``capture`` has all of them
+    gathered again.
+    """
+    kept_now = kept_by_fsdp2(model)
+    step = UnitsToKeep.of(model, capture, keep, settings, agreement, kept_now)
+    found = agreed_choice(step, agreement)
+    with agreement.job.working() if agreement else nullcontext():
+        graphs, caps = step.graphs(found)
+        untuned = step.untuned()
+    units = units_in_order(model, with_plain_names(step.step.graphs[0].problem))
+    results = []
+    for graph, limits in zip(graphs, caps, strict=True):
+        plain = replace(graph, problem=with_plain_names(graph.problem))
+        request = step.step.request
+        results.append(_scheduled(plain, limits, request, settings, agreement, units))
+    return _Solved(results=tuple(results), untuned=untuned, kept=found)
+
+
+def _scheduled(
+    graph: LoadedGraph,
+    caps: Caps,
+    request: SolveRequest,
+    settings: Settings,
+    agreement: GraphAgreement | None,
+    units: Units,
+) -> Result:
+    """Return the answer for ``graph`` under its plan, on all process ranks the same."""
+    progress = progress_of(settings)
     search = partial(
-        _answered,
+        answered_as_units,
         solving=partial(solve_requested, progress=progress.solver),
         settings=settings,
         agreement=agreement,
-        units=_units_in_order(model, forward or problem),
+        units=units,
     )
     result = solve_graph(graph, request, progress, caps=caps, search=search)
     if result.best is None:
         raise InfeasibleError(explain_in_job(result))
     return result
-
-
-def _units_in_order(model: nn.Module, forward: Problem) -> Units:
-    """Return the parameters of each unit, in the order of the hooks in forward."""
-    units = running_units(units_of(model), forward)
-    by_parameter = {name: unit for unit in units for name in unit.parameters}
-    parameters = {unit.name: unit.parameters for unit in units}
-    return [parameters[hook.unit] for hook in forward_hooks(units, needs_of(forward, by_parameter))]
-
-
-def _answered(
-    problem: Problem,
-    caps: Caps,
-    options: SolveOptions,
-    *,
-    solving: Solve,
-    settings: Settings,
-    agreement: GraphAgreement | None,
-    units: Units,
-) -> SolveResult:
-    found = answered(problem, caps, options, solving, sources=settings.answers, agreement=agreement)
-    with agreement.job.working() if agreement else nullcontext():
-        untuned = with_units(problem, caps, _AS_FSDP2, units)
-        found = replace(found, baselines=(*found.baselines, untuned))
-        return as_units_run(problem, caps, found, units)

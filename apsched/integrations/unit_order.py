@@ -35,7 +35,9 @@ def as_units_run(problem: Problem, caps: Caps, answer: SolveResult, units: Units
     """
     if answer.best is None:
         return answer
-    moved = [_moved(problem, caps, one, units) for one in (answer.best, *answer.baselines)]
+    moved = [
+        moved_as_units_run(problem, caps, one, units) for one in (answer.best, *answer.baselines)
+    ]
     allowed = [one for one in moved if one.fits]
     if not allowed:
         raise InfeasibleError(
@@ -69,7 +71,7 @@ def reduced_as_units_run(
     return moved if behind <= max(before, memory_cap_bytes) else None
 
 
-def _moved(problem: Problem, caps: Caps, one: Scored, units: Units) -> Scored:
+def moved_as_units_run(problem: Problem, caps: Caps, one: Scored, units: Units) -> Scored:
     """Return ``one`` with the units as FSDP2 runs them; with the caps or data dependences that this
     breaks as its violations, where it cannot be.
     """

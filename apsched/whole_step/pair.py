@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from apsched.config import Caps
 from apsched.errors import InputError
@@ -132,7 +132,7 @@ class Step:
     """
 
     @classmethod
-    def of(cls, graphs: Iterable[LoadedGraph], request: SolveRequest, progress: Progress) -> "Step":
+    def of(cls, graphs: Iterable[LoadedGraph], request: SolveRequest, progress: Progress) -> Self:
         """Return the step that ``graphs``, under the plan, are; ``InputError`` where they are not a
         forward and a backward graph with FX graphs.
         """
@@ -155,7 +155,7 @@ class Step:
         parameters = tuple(replace(p, together=together[p.name]) for p in found)
         return replace(step, parameters=parameters).with_cap(request.memory_cap)
 
-    def with_cap(self, memory_cap: MemoryCap | None) -> "Step":
+    def with_cap(self, memory_cap: MemoryCap | None) -> Self:
         """Return this step under another memory cap, with the graphs that are made already; a floor
         is that with only those parameters kept that a rule keeps.
         """
@@ -168,7 +168,7 @@ class Step:
         )
         return replace(step, cap_bytes=(forward, backward))
 
-    def above_floor_of(self, pairs: Iterable[CountedPair]) -> "Step":
+    def above_floor_of(self, pairs: Iterable[CountedPair]) -> Self:
         """Return this step with its memory cap, if that is one above a floor, above the least
         memory that fits all of ``pairs``, the graphs of one choice.
         """
@@ -182,7 +182,7 @@ class Step:
         )
         return replace(self, cap_bytes=(cap_bytes, cap_bytes), solved={})
 
-    def with_more(self, size_bytes: int) -> "Step":
+    def with_more(self, size_bytes: int) -> Self:
         """Return this step with memory caps that are looser by ``size_bytes``."""
         forward, backward = (cap if cap is None else cap + size_bytes for cap in self.cap_bytes)
         return replace(self, cap_bytes=(forward, backward), solved={})

@@ -168,7 +168,7 @@ def test_what_cannot_be_tuned_is_refused():
             apsched.tune_fsdp2(Residual(), torch.zeros(1, 2, dtype=torch.long))
         with pytest.raises(apsched.InputError, match="plan: expected no such setting"):
             apsched.tune_fsdp2(Residual(), (), plan="plan.toml")
-        with pytest.raises(apsched.InputError, match=r"keep: .* solve the step, .* apply_fsdp2"):
+        with pytest.raises(apsched.InputError, match="on which fully_shard was called"):
             apsched.tune_fsdp2(Residual(), (), keep="auto")
         with pytest.raises(apsched.InputError, match="'zzzz'; settings are cluster, ") as error:
             apsched.tune_fsdp2(Residual(), (), zzzz=1)

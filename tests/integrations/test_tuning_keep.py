@@ -1,0 +1,120 @@
+"""Eager FSDP2 tuned with a choice of the units that are kept: whole units, one choice on all
+process ranks, under the memory of the device, and the same losses.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import apsched
+from apsched.capture.fake_world import world
+from apsched.compiler.memory_in_use import MemoryInUse
+from apsched.integrations.eager import kept as kept_units
+from apsched.integrations.tune_fsdp2 import Fsdp2Tuning
+from tests.helpers.graphs.small_models import Residual
+from tests.helpers.processes import WORKERS, run_processes
+
+TOKENS = torch.zeros(4, 64, dtype=torch.long)
+
+
+def sharded(**last: object) -> nn.Module:
+    torch.manual_seed(0)
+    model = Residual(64)
+    for layer in model.layers[:-1]:
+        fully_shard(layer)
+    fully_shard(model.layers[-1], **last)
+    return fully_shard(model)
+
+
+def tuned(keep: object, memory_cap: str | None = "none") -> Fsdp2Tuning:
+    with world(8):
+        found = apsched.tune_fsdp2(sharded(), TOKENS, keep=keep, memory_cap=memory_cap, budget=0.0)
+    for result in found.results:
+        cap = result.caps.memory_cap_bytes
+        assert cap is None or result.best.peak_memory_bytes <= cap
+    return found
+
+
+def kept_of(found: Fsdp2Tuning) -> set[str]:
+    return {one.name for one in found.settings.units if not one.reshard_after_forward}
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory) -> list[dict]:
+    folder = tmp_path_factory.mktemp("tuned_kept")
+    return run_processes(WORKERS / "training/tune_keep_worker.py", folder, 2, timeout_s=240)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("case", ["auto", "tight", "none", "part"])
+def test_a_model_tuned_with_kept_units_computes_what_it_did(reports, case):
+    assert reports[0][case]["resharded"] == reports[1][case]["resharded"]
+    for report in reports:
+        assert report[case]["losses"] == report["as it was"]
+        assert sorted(report[case]["set"]) == sorted(report[case]["resharded"].values())
+    resharded = reports[0][case]["resharded"]
+    if case == "none":
+        assert all(resharded.values())
+    if case == "part":
+        assert "keep has a part of layers.1, and FSDP2 keeps whole" in reports[0][case]["text"]
+    assert case != "auto" or not all(resharded.values())
+
+
+@pytest.mark.ranks
+def test_process_ranks_that_state_other_choices_are_refused(reports):
+    for report in reports:
+        kind, text = report["differs"]
+        assert kind == "AgreementError"
+        assert "process rank 1 has other settings than process rank 0: keep none here" in text
+
+
+@pytest.mark.parametrize("cap", ["none", "floor", "floor+64KiB"])
+def test_the_choice_is_no_slower_than_one_that_fits(cap):
+    found = tuned("auto", cap)
+    fitting = [us for us in found.choices.values() if us is not None]
+    assert {"none", kept_units.AS_IT_WAS} <= found.choices.keys()
+    assert found.step_time_us <= min(fitting) * (1 + 1e-9)
+    assert found.gain == pytest.approx(1 - found.step_time_us / found.untuned_us)
+
+
+def test_names_none_and_all_are_the_units_kept():
+    assert kept_of(tuned("none")) == set()
+    assert kept_of(tuned("all")) == {"(root)", *(f"layers.{k}" for k in range(4))}
+    assert kept_of(tuned([r"layers\.[12]\..*"])) == {"layers.1", "layers.2"}
+    assert tuned("none").untuned_us == tuned("all").untuned_us == tuned(None).untuned_us
+
+
+@pytest.mark.parametrize("cap", ["none", "floor"])
+def test_a_part_of_a_unit_is_solved_with_whole_units_and_has_its_cost(cap):
+    found = tuned([r"layers\.1\.up\.weight", r"layers\.2\..*"], cap)
+    assert found.in_part.units == ("layers.1",)
+    assert "layers.2" in kept_of(found)
+    assert found.in_part.whole_us == pytest.approx(found.step_time_us)
+    assert found.in_part.stated_us > 0
+    with_it, without = tuned([r"layers\.[12]\..*"]), tuned([r"layers\.2\..*"])
+    if cap == "none":
+        assert found.step_time_us == min(with_it.step_time_us, without.step_time_us)
+
+
+def test_memory_in_use_leaves_less_to_kept_units(monkeypatch):
+    free = tuned("auto", None)
+    taken = 10 * 2**30
+    use = MemoryInUse(total_bytes=80 * 2**30, outside_bytes=taken, allocated_bytes=0)
+    monkeypatch.setattr(kept_units, "agreed_memory", lambda *_: use)
+    full = tuned("auto", None)
+    for before, after in zip(free.results, full.results, strict=True):
+        less = before.caps.memory_cap_bytes - after.caps.memory_cap_bytes
+        assert taken / 2 < less <= taken
+
+
+def test_a_choice_without_a_setter_is_refused():
+    with world(8):
+        with pytest.raises(apsched.InputError, match=r"'.* @node'; FSDP2 has no setter for"):
+            apsched.tune_fsdp2(sharded(), TOKENS, keep=["layers.1.up.weight @node"])
+        with pytest.raises(apsched.InputError, match=r"found 2 in layers.3, for which FSDP2 has"):
+            apsched.tune_fsdp2(sharded(reshard_after_forward=2), TOKENS, keep="auto")
+        with pytest.raises(apsched.InputError, match=r"found none that 'layers\.9' fits"):
+            apsched.tune_fsdp2(sharded(), TOKENS, keep=["layers.9"], memory_cap="none")
+        with pytest.raises(apsched.InputError, match="keep: expected auto, none, all, a file or"):
+            apsched.tune_fsdp2(sharded(), TOKENS, keep=5)
