@@ -32,6 +32,7 @@ from apsched.config import (
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.model import CostModel
+from apsched.costs.optimizer_state import StatedOptimizer, optimizer_of_model
 from apsched.errors import InputError
 from apsched.fx.node_shards import node_groups
 from apsched.graph.check import check_graph
@@ -106,7 +107,7 @@ def optimize(
     time_slack: float | None = None,
     budget: float | None = None,
     seed: int | None = None,
-    optimizer: str | None = None,
+    optimizer: StatedOptimizer | None = None,
     reserve: float | str | None = None,
     hints: Mapping[str, int] | None = None,
     group_ranks: Mapping[str, Sequence[int]] | None = None,
@@ -134,8 +135,8 @@ def optimize(
     memory_cap, memory_cap_bytes
         Two names for one thing: live bytes at any node. Text is read as by ``--memory-cap``:
         ``"none"``, ``"floor"``, ``"60GiB"``. ``None`` is the memory of the cost model's device,
-        less the bytes that it holds beside the graph with ``optimizer`` and ``reserve``, read as by
-        ``--optimizer`` (AdamW) and ``--reserve`` (5 %); a model of the user's own sets no cap.
+        less the bytes beside the graph: the state of ``optimizer``, a name as of ``--optimizer`` or
+        a ``torch.optim.Optimizer``, and ``reserve`` (5 %); a model of the user's own sets no cap.
     bucket_cap, max_topo_span, max_prefetch, in_flight_cap, max_compute_move
         As in :class:`apsched.Caps`; ``None`` is no limit. Sizes, with or without
         ``_bytes`` in the name, are bytes or texts (``"500MB"``). Compute moves only if that hides
@@ -149,8 +150,7 @@ def optimize(
         bit for bit. ``apsched_result.bitwise`` has the cost of that. Parameters must have names,
         too.
     contention
-        How streams slow each other, as for ``--contention`` (``"links,compute=1.2"``), or in
-        full; off by default.
+        How streams slow each other: ``"links,compute=1.2"``, or in full; off by default.
     second_group
         Also try gathers on a second process group of the same process ranks, so that they do not
         queue behind reductions, and keep the faster. The group is made once in the life of the
@@ -335,7 +335,7 @@ def solve_step(
     caps: Caps | None = None,
     options: SolveOptions | None = None,
     memory_cap: int | str | None = None,
-    optimizer: str = DEFAULT_OPTIMIZER,
+    optimizer: StatedOptimizer = DEFAULT_OPTIMIZER,
     reserve: float = DEFAULT_RESERVE,
     plan: Plan | str | PathLike[str] | None = None,
     second_group: bool = False,
@@ -362,8 +362,8 @@ def solve_step(
         over the replicas only).
     memory_cap
         Bytes of each graph, or a text as for ``--memory-cap``. By default the memory of the
-        cluster's device, less the bytes that it holds beside the graphs with ``optimizer`` and
-        ``reserve``.
+        cluster's device, less the bytes beside the graphs with ``optimizer`` (a name or a
+        ``torch.optim.Optimizer``, counted in the shards of ``mesh``) and ``reserve``.
     caps, options, time_slack, budget, seed, second_group
         As for :func:`apsched.solve`; without ``caps`` compute moves by at most 200 places.
     plan
@@ -376,20 +376,20 @@ def solve_step(
     """
     wanted = keep_request(keep, "keep")
     checked_switches(second_group=second_group)
-    checked_texts(optimizer=optimizer)
+    counted = optimizer_of_model(optimizer, model)
     accumulate = checked_count(accumulate, "accumulate", least=1)
     limits = _caps(caps, _LEFT_OUT)
     request = SolveRequest(
         caps=limits,
         memory_cap=_memory_cap_once(memory_cap, limits),
-        **read_values(optimizer=optimizer, reserve=reserve),
+        **read_values(reserve=reserve),
         options=_options(options, time_slack, budget, seed),
         plan=plan_for(as_plan(plan), wanted),
         second_group=second_group,
     )
     with _captured(model, inputs, mesh, activation_checkpoint) as found:
         graphs = under_plan(_priced(found, cluster), request)
-        step = Step.of(graphs, request, Progress(quiet=True))
+        step = Step.of(graphs, replace(request, optimizer=counted()), Progress(quiet=True))
         if accumulate != 1:
             several = solve_accumulation(Accumulation.of(step, accumulate), wanted, "keep")
             return StepResult(answer=several, model=found.source, kept_tensors={})

@@ -173,6 +173,11 @@ def test_the_memory_beside_the_graph_is_that_of_the_stated_optimizer(
     assert other.caps.memory_cap_bytes == other.account.left_bytes < usual.account.left_bytes
     with pytest.raises(apsched.InputError, match="optimizer"):
         apsched.optimize(gm, optimizer="lion")
+    weight = nn.Parameter(torch.ones(1024, 1024))
+    stated = {"optimizer": torch.optim.Adam([weight], amsgrad=True), "reserve": "10%"}
+    held = apsched.optimize(gm, budget=0, **stated).apsched_result
+    assert held.account is not None
+    assert other.account.left_bytes - held.account.left_bytes == 3 * weight.nbytes
 
 
 def test_what_is_no_graph_module() -> None:

@@ -12,7 +12,8 @@ import torch
 
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.settings import Settings
-from apsched.costs.optimizer_step import state_bytes
+from apsched.costs.optimizer_state import JobOptimizer
+from apsched.costs.optimizer_step import CountedOptimizer, state_bytes
 from apsched.names import direction_named
 from apsched.pipeline.device_memory import BesideGraph
 from apsched.pipeline.load import LoadedGraph
@@ -20,7 +21,9 @@ from apsched.pipeline.load import LoadedGraph
 _STEP_BYTES = 256 * 2**20
 """Other memory counts in multiples of this, so that small changes keep the answer."""
 _LEAST: dict[int, int] = {}
-"""Device -> the least bytes of tensors that were measured there."""
+"""Device -> the least bytes of tensors that were measured there, without state of optimizers of
+the job.
+"""
 _NO_LIMIT = 2**62
 """Bytes of no device: more than any has."""
 
@@ -35,17 +38,22 @@ class MemoryInUse:
     """Taken outside of torch's allocator: the context, NCCL, other processes."""
     allocated_bytes: int = 0
     """Of all tensors of this process, the least that was measured: activations of a step that runs
-    do not count, and the first graph is compiled before a step.
+    do not count, and the first graph is compiled before a step. Without the state of the optimizers
+    that the job states as such: the account counts it, whether it exists yet or not.
     """
 
 
-def measured() -> MemoryInUse:
-    """Return the memory in use on the current CUDA device; nothing where this process has none."""
+def measured(optimizer: JobOptimizer | None = None) -> MemoryInUse:
+    """Return the memory in use on the current CUDA device, without the state of ``optimizer``;
+    nothing where this process has no device.
+    """
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         return MemoryInUse()
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     outside_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved()
     device, now_bytes = torch.cuda.current_device(), torch.cuda.memory_allocated()
+    if optimizer is not None:
+        now_bytes -= optimizer.alive_bytes(torch.device("cuda", device))
     _LEAST[device] = min(_LEAST.get(device, now_bytes), now_bytes)
     return MemoryInUse(
         total_bytes=total_bytes,
@@ -61,7 +69,8 @@ def agreed_memory(settings: Settings, agreement: GraphAgreement | None) -> Memor
     """
     if settings.solve_request.memory_cap is not None or agreement is None:
         return MemoryInUse()
-    own = measured()
+    stated = settings.optimizer
+    own = measured(stated if isinstance(stated, JobOptimizer) else None)
     total_bytes = _NO_LIMIT if own.total_bytes is None else own.total_bytes
     least, outside_bytes, allocated_bytes = agreement.largest(
         (-total_bytes, own.outside_bytes, own.allocated_bytes)
@@ -73,7 +82,9 @@ def agreed_memory(settings: Settings, agreement: GraphAgreement | None) -> Memor
     )
 
 
-def with_memory_in_use(graph: LoadedGraph, in_use: MemoryInUse, optimizer: str) -> LoadedGraph:
+def with_memory_in_use(
+    graph: LoadedGraph, in_use: MemoryInUse, optimizer: str | CountedOptimizer
+) -> LoadedGraph:
     """Return ``graph`` with the other memory of the device in its account, if it is for a GPU."""
     if graph.beside is None or not graph.beside.context_bytes or in_use == MemoryInUse():
         return graph
@@ -95,11 +106,13 @@ def other_bytes(in_use: MemoryInUse, beside: BesideGraph, held_bytes: int) -> in
     return -(-sum(size for size in found if size > 0) // _STEP_BYTES) * _STEP_BYTES
 
 
-def _tensors_of(graph: LoadedGraph, beside: BesideGraph, optimizer: str) -> int:
+def _tensors_of(graph: LoadedGraph, beside: BesideGraph, optimizer: str | CountedOptimizer) -> int:
     """Return the bytes of tensors that the account or the peak of ``graph`` counts, and that may be
-    alive before the step: parameters, state of the optimizer, inputs of forward.
+    alive before the step: parameters, inputs of forward, and the state of an optimizer that was not
+    measured.
     """
     inputs = sum(s.size_bytes for s in graph.problem.storages if s.birth < 0)
     if direction_named(graph.problem.name) == "backward":
         inputs = 0  # those that forward saves are not alive yet
-    return max(beside.parameter_bytes, inputs) + state_bytes(optimizer, beside.shards)
+    state = 0 if isinstance(optimizer, CountedOptimizer) else state_bytes(optimizer, beside.shards)
+    return max(beside.parameter_bytes, inputs) + state

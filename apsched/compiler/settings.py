@@ -27,7 +27,6 @@ from apsched.config import (
     DEFAULT_COMPUTE_MOVE,
     DEFAULT_OPTIMIZER,
     DEFAULT_RESERVE,
-    OPTIMIZERS,
     Caps,
     ScenarioOptions,
     SolveOptions,
@@ -39,6 +38,7 @@ from apsched.config import (
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.model import CostModel
+from apsched.costs.optimizer_state import JobOptimizer, StatedOptimizer, job_optimizer
 from apsched.errors import InputError
 from apsched.options_table import BY_NAME, CAPS, SETTINGS
 from apsched.pipeline.solve_graph import SolveRequest
@@ -75,8 +75,9 @@ class Settings:
     """Live bytes at any node: also ``"none"``, ``"floor"``, ``"floor+2GiB"``. ``None``: the memory
     of the device that costs stand for, less the bytes that it holds beside the graph.
     """
-    optimizer: str = DEFAULT_OPTIMIZER
-    """Whose state the device holds: ``adamw``, ``adamw-bf16``, ``sgd`` (with momentum), ``none``.
+    optimizer: StatedOptimizer | JobOptimizer = DEFAULT_OPTIMIZER
+    """Whose state the device holds: ``adamw``, ``adamw-bf16``, ``sgd`` (with momentum), ``none``, a
+    ``torch.optim.Optimizer``, or a list of these; they are counted once, when settings are made.
     """
     reserve: float | str = DEFAULT_RESERVE
     """Share of the device's memory kept free for fragmentation, also as text: ``"5%"``."""
@@ -172,10 +173,8 @@ class Settings:
         _check_cost_model(self.cost_model)
         for name in _PATHS:
             _check_paths(name, getattr(self, name))
-        if not isinstance(self.optimizer, str):
-            raise InputError(
-                f"optimizer: expected {', '.join(OPTIMIZERS)} as text, found {self.optimizer!r}"
-            )
+        if not isinstance(self.optimizer, str | JobOptimizer):
+            object.__setattr__(self, "optimizer", job_optimizer(self.optimizer))
         if isinstance(self.contention, str):
             parse_contention(self.contention, "contention")
         if self.cost_model is None:
@@ -224,10 +223,12 @@ class Settings:
     @cached_property
     def solve_request(self) -> SolveRequest:
         """Everything about the solve itself."""
+        stated = self.optimizer
+        counted = stated.counted if isinstance(stated, JobOptimizer) else None
         return SolveRequest(
             caps=self.caps,
             memory_cap=self.stated_memory_cap,
-            optimizer=self._read("optimizer"),
+            optimizer=counted or self._read("optimizer"),
             reserve=self._read("reserve"),
             options=self.solve_options,
             plan=as_plan(self.plan),

@@ -23,9 +23,27 @@ class Shards:
     """Their bytes, if each were bf16."""
 
 
-def state_bytes(optimizer: str, shards: Shards) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedOptimizer:
+    """Optimizers of a job, which hold parameters and state of known sizes
+    (:mod:`apsched.costs.optimizer_state`).
+    """
+
+    name: str
+    parameter_bytes: int
+    """Of the shards that they update."""
+    size_bytes: int
+    """Of the state, whether it exists yet or not."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def state_bytes(optimizer: str | CountedOptimizer, shards: Shards) -> int:
     """Return the bytes of the state; ``InputError`` if there is no such optimizer."""
     match optimizer:
+        case CountedOptimizer():
+            return optimizer.size_bytes
         case "adamw":  # exp_avg and exp_avg_sq, of the parameter's dtype (torch.optim.AdamW)
             return 2 * shards.size_bytes
         case "adamw-bf16":
@@ -37,11 +55,14 @@ def state_bytes(optimizer: str, shards: Shards) -> int:
     raise InputError(f"optimizer: expected {', '.join(OPTIMIZERS)}; found {optimizer!r}")
 
 
-def step_us(optimizer: str, shards: Shards, memory_bytes_per_us: float) -> float:
+def step_us(optimizer: str | CountedOptimizer, shards: Shards, memory_bytes_per_us: float) -> float:
     """Return the time of one step in microseconds; 0 without an optimizer, and where the bandwidth
     is 0 (not known).
     """
     state = state_bytes(optimizer, shards)
     if optimizer == "none" or not memory_bytes_per_us:
         return 0.0
-    return (3 * shards.size_bytes + 2 * state) / memory_bytes_per_us
+    updated_bytes = shards.size_bytes
+    if isinstance(optimizer, CountedOptimizer):
+        updated_bytes = optimizer.parameter_bytes
+    return (3 * updated_bytes + 2 * state) / memory_bytes_per_us

@@ -3,8 +3,8 @@
 The peak of a schedule counts the memory that the graph holds: its inputs (parameters and buffers as
 far as the graph takes them), activations, gathered weights, and gradients up to the end of
 backward. All gradients are in the peak of backward, and none is alive in forward
-(``zero_grad(set_to_none=True)``), so that they have no line of their own here, but for those of
-micro-batches before.
+(``zero_grad(set_to_none=True)``, an assumption that docs/memory.md states), so that they have no
+line of their own here, but for those of micro-batches before.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ import networkx as nx
 
 from apsched.config import DEFAULT_OPTIMIZER, DEFAULT_RESERVE
 from apsched.costs.clusters.cluster import Cluster
-from apsched.costs.optimizer_step import Shards, state_bytes, step_us
+from apsched.costs.optimizer_step import CountedOptimizer, Shards, state_bytes, step_us
 from apsched.graph.records import NodeRecord
 from apsched.kinds import NodeKind
 
@@ -79,8 +79,8 @@ class MemoryAccount:
     """The memory of a device, and the part of it that the graph cannot use."""
 
     beside: BesideGraph
-    optimizer: str = DEFAULT_OPTIMIZER
-    """Whose state the device holds, of :data:`apsched.config.OPTIMIZERS`."""
+    optimizer: str | CountedOptimizer = DEFAULT_OPTIMIZER
+    """Whose state the device holds: of :data:`apsched.config.OPTIMIZERS`, or those of a job."""
     reserve: float = DEFAULT_RESERVE
     """Share of the device that fragmentation may take."""
     more_communicators: int = 0
@@ -180,6 +180,7 @@ def account_json(account: MemoryAccount) -> dict[str, Any]:
         "optimizer_us": account.optimizer_us,
         "gradient_bytes": account.beside.gradient_bytes,
         **{name: getattr(account, name) for name in _STATED},
+        "optimizer": _optimizer_json(account.optimizer),
         "counted": asdict(account.beside),
     }
 
@@ -187,8 +188,14 @@ def account_json(account: MemoryAccount) -> dict[str, Any]:
 def account_of_json(says: Mapping[str, Any]) -> MemoryAccount:
     """Return the account that :func:`account_json` wrote."""
     stated = {name: says[name] for name in _STATED if name in says}  # older files have fewer
+    if isinstance(stated.get("optimizer"), Mapping):
+        stated["optimizer"] = CountedOptimizer(**stated["optimizer"])
     counted = {"gradient_bytes": says.get("gradient_bytes", 0), **says["counted"]}
     return MemoryAccount(beside=BesideGraph(**counted), **stated)
+
+
+def _optimizer_json(optimizer: str | CountedOptimizer) -> str | dict[str, Any]:
+    return asdict(optimizer) if isinstance(optimizer, CountedOptimizer) else optimizer
 
 
 def _parameters(dag: nx.DiGraph, dags: Sequence[nx.DiGraph]) -> Mapping[str, tuple[int, int]]:

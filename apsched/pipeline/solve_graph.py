@@ -22,6 +22,7 @@ from apsched.config import (
     SolveOptions,
     is_number,
 )
+from apsched.costs.optimizer_step import CountedOptimizer
 from apsched.errors import InputError, SelfCheckError
 from apsched.graph.cost_shares import cost_shares
 from apsched.pipeline.assumptions import assumptions_of
@@ -56,8 +57,8 @@ class SolveRequest:
     """All caps but that on memory, which may depend on the graph."""
     memory_cap: MemoryCap | None = None
     """``None``: the memory of the device, less the memory that it holds beside the graph."""
-    optimizer: str = DEFAULT_OPTIMIZER
-    """Whose state the device holds, of :data:`apsched.config.OPTIMIZERS`."""
+    optimizer: str | CountedOptimizer = DEFAULT_OPTIMIZER
+    """Whose state the device holds: of :data:`apsched.config.OPTIMIZERS`, or those of a job."""
     reserve: float = DEFAULT_RESERVE
     """Share of the device's memory kept free for fragmentation."""
     options: SolveOptions = field(default_factory=SolveOptions)

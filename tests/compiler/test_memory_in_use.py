@@ -100,7 +100,7 @@ def test_the_default_cap_is_lower_by_what_is_in_use(
     before = account_of(direction)
     own = CONTEXT_BYTES + before.beside.communicator_bytes
     found = in_use(DEVICE, own + 1024 * MIB, 1024 * MIB)
-    monkeypatch.setattr(memory_in_use, "measured", lambda: found)
+    monkeypatch.setattr(memory_in_use, "measured", lambda _: found)
     after = account_of(direction)
     assert before.left_bytes - after.left_bytes == 2048 * MIB, "less some KiB of parameters"
     assert after.beside.other_bytes == 2048 * MIB
@@ -110,7 +110,7 @@ def test_the_default_cap_is_lower_by_what_is_in_use(
 
 def test_outside_of_a_job_nothing_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph may be for another machine than that of this process."""
-    monkeypatch.setattr(memory_in_use, "measured", lambda: in_use(DEVICE, DEVICE, 0))
+    monkeypatch.setattr(memory_in_use, "measured", lambda _: in_use(DEVICE, DEVICE, 0))
     assert agreed_memory(Settings.of({"cluster": "h100"}), None) == MemoryInUse()
 
 
@@ -133,6 +133,6 @@ def test_a_graph_for_cpus_has_no_memory_of_a_gpu() -> None:
 
 def test_too_much_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found = in_use(DEVICE, DEVICE, 0)
-    monkeypatch.setattr(memory_in_use, "measured", lambda: found)
+    monkeypatch.setattr(memory_in_use, "measured", lambda _: found)
     with pytest.raises(InfeasibleError, match=r"other memory of the device \(measured\)"):
         account_of(0)

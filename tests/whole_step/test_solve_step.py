@@ -134,3 +134,20 @@ def test_several_micro_batches_in_a_row(tmp_path: Path) -> None:
         solved(accumulate=0)
     assert repr(step).startswith("apsched.StepResult")
     assert "gathered until the next micro-batch: layers.0-2" in repr(step)
+
+
+def test_an_optimizer_of_the_model_is_counted_in_its_shards() -> None:
+    """Made before the mesh shards the model; another optimizer holds none of its parameters."""
+    found = {}
+    for label in ("adamw", "torch", "half"):
+        with torch.device("meta"):
+            model, x = Blocks(), torch.empty(16, WIDTH)
+        held = list(model.parameters())[: 2 if label == "half" else None]
+        optimizer = label if label == "adamw" else torch.optim.AdamW(held)
+        step = apsched.solve_step(model, (x,), "fsdp=8", budget=0, optimizer=optimizer)
+        lines = {line.what: line.size_bytes for line in step.results[0].account.lines}
+        (found[label],) = (size for what, size in lines.items() if what.startswith("optimizer"))
+    assert found["torch"] == found["adamw"] == 2 * 4 * LAYERS * WIDTH * WIDTH // 8
+    assert found["half"] == found["torch"] * 2 // 3
+    with pytest.raises(InputError, match="found none of them; make the optimizer after"):
+        apsched.solve_step(Blocks(), (x,), optimizer=torch.optim.AdamW(Blocks().parameters()))
