@@ -40,9 +40,10 @@ def test_parameters_resharded_in_their_node_are_gathered_there(jobs, where) -> N
     """Two nodes of two process ranks: losses and gradients are bit for bit the same."""
     for report in jobs[4]:
         found = report[where]
-        for choice in ("in node", "auto"):
+        for choice in ("all", "in node", "auto"):
             assert found[choice]["num_unequal"] == 0, choice
             assert found[choice]["exact"], choice
+        assert found["all"]["gathers"]["backward"] == []
         assert found["none"]["sizes"] == {"forward": [4], "backward": [4]}
         assert found["in node"]["sizes"] == {"forward": [4], "backward": [2]}
         again = found["none"]["gathers"]["backward"]

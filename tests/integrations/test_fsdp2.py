@@ -123,6 +123,19 @@ def test_losses_stay_the_same(reports):
             assert report[case]["losses"] == report["untouched"]["losses"]
 
 
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.ranks
+def test_gradients_and_weights_are_the_same_bit_for_bit(reports, case):
+    """With none, all and some parameters kept, behind the last step; each process rank has shards
+    of its own.
+    """
+    for report in reports:
+        for what in ("gradients", "weights"):
+            assert report[case][what] == report["untouched"][what]
+    for what in ("gradients", "weights"):
+        assert len({report[case][what] for report in reports}) == len(reports)
+
+
 @pytest.mark.ranks
 def test_units_resharded_in_their_node_are_gathered_in_the_order_of_the_schedule(jobs):
     """Two nodes of two process ranks: as ``fully_shard(..., reshard_after_forward=2)`` has it."""
@@ -134,7 +147,8 @@ def test_units_resharded_in_their_node_are_gathered_in_the_order_of_the_schedule
         found = [unit for unit, _ in happened(case["seen"][1], "gather")]
         assert found == [unit for unit, _ in case["gathers"][1]]
         assert {"layers.0", "layers.1", "layers.2"} <= set(found)
-        assert case["losses"] == report["untouched"]["losses"]
+        for what in ("losses", "gradients", "weights"):
+            assert case[what] == report["untouched"][what]
 
 
 def test_prefetch_lists_by_hand():

@@ -39,6 +39,7 @@ from apsched.names import in_node
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Schedule, StepKind
+from tests.helpers.graphs.eager_fsdp2 import digest, shards_of
 
 SEQ_LEN, NUM_LAYERS, NUM_STEPS = 32, 3, 2
 CASES: dict[str, dict[str, Any]] = {
@@ -151,13 +152,13 @@ def watched(model: Llama) -> list[str]:
     return events
 
 
-def trained(
-    model: Llama, inputs: tuple[torch.Tensor, ...], events: list[str]
-) -> tuple[list[float], list[list[str]]]:
-    """Train for some steps; returns the losses, and what happened in forward and backward of the
-    last step.
+def trained(model: Llama, inputs: tuple[torch.Tensor, ...], events: list[str]) -> dict[str, Any]:
+    """Train for some steps; returns the losses, what happened in forward and backward of the last
+    step, and digests of its gradients and of the weights behind it.
     """
-    losses, seen = [], []
+    losses: list[float] = []
+    seen: list[list[str]] = []
+    gradients = ""
     for _ in range(NUM_STEPS):
         events.clear()
         loss = model(*inputs)
@@ -166,11 +167,13 @@ def trained(
         loss.backward()
         seen = [forward, list(events)]
         losses.append(loss.item())
+        gradients = digest({name: p.grad.to_local() for name, p in model.named_parameters()})
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.to_local().sub_(parameter.grad.to_local(), alpha=0.5)
                 parameter.grad = None
-    return losses, seen
+    weights = digest(shards_of(model))
+    return {"losses": losses, "seen": seen, "gradients": gradients, "weights": weights}
 
 
 def unit_of(parameter: str) -> str:
@@ -241,7 +244,7 @@ def run_case(world_size: int, name: str, chosen: dict[str, Any]) -> dict[str, An
         results = [apsched.solve(p, plan=fsdp2_plan(model, p), **chosen) for p in problems]
     dist.broadcast_object_list(results, src=0)
     settings = apply_fsdp2(model, results)
-    losses, seen = trained(model, inputs, watched(model))
+    found = trained(model, inputs, watched(model))
     compute_order = {p.name: {node: k for k, node in enumerate(p.compute_order)} for p in problems}
     needs: dict[str, dict[str, int]] = {p.name: {} for p in problems}
     for p in problems:
@@ -251,9 +254,7 @@ def run_case(world_size: int, name: str, chosen: dict[str, Any]) -> dict[str, An
                 needs[p.name][unit] = min(
                     needs[p.name].get(unit, 10**9), compute_order[p.name][needed[0]]
                 )
-    return {
-        "losses": losses,
-        "seen": seen,
+    return found | {
         "gathers": [in_schedule(r.problem, r.schedule, "all_gather") for r in results],
         "reductions": in_schedule(results[1].problem, results[1].schedule, "reduce_scatter"),
         "needs": [needs[p.name] for p in problems],
@@ -274,8 +275,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     if world_size == 4:
         report["in node"] = run_case(world_size, "in node", IN_NODE)
     model = eager_model(world_size)
-    losses, seen = trained(model, captured(world_size, True)[0], watched(model))
-    report["untouched"] = {"losses": losses, "seen": seen}
+    report["untouched"] = trained(model, captured(world_size, True)[0], watched(model))
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()

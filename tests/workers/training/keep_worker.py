@@ -101,13 +101,14 @@ def other_on_one() -> dict[str, object]:
 
 
 def on_two_nodes(cluster: Path, *, inductor: bool) -> dict[str, object]:
-    """Train layers whose parameters take several blocks of memory, resharded in their node: by the
-    user, and as solved under a memory cap.
+    """Train layers whose parameters take several blocks of memory, kept, and resharded in their
+    node: by the user, and as solved under a memory cap.
     """
     found: dict[str, object] = {}
     expected: list[torch.Tensor] = []
     for label, choice, memory_cap in (
         ("none", "none", "none"),
+        ("all", "all", "none"),
         ("in node", [".* @node", "1.weight"], "none"),
         ("auto", "auto", "floor+24KiB"),
     ):
