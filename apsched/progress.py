@@ -14,7 +14,7 @@ from rich.progress import Progress as RichProgress
 from rich.progress import ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
-from apsched.quantities import show_us
+from apsched.quantities import show_gap, show_us
 
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BEFORE_LONG = 1.0
@@ -136,7 +136,7 @@ class Progress:
         if math.isfinite(incumbent_us):
             gap = (incumbent_us - bound_us) / incumbent_us if incumbent_us > 0 else 0.0
             news = (
-                f"incumbent {show_us(incumbent_us)}, gap {100 * gap:.3f} %,"
+                f"incumbent {show_us(incumbent_us)}, gap {show_gap(gap)},"
                 f" bound {show_us(bound_us)}; {stage}"
             )
         if self._live is not None and self._task is not None:

@@ -222,6 +222,12 @@ def _shown_unit(unit: str) -> str:
     return unit.upper().replace("I", "i").replace("KB", "kB")
 
 
+def show_gap(gap: float) -> str:
+    """Return a gap between a figure and its bound, a share, for people; a gap is not shown as 0."""
+    percent = 100 * gap
+    return "< 0.001 %" if 0 < percent < 0.0005 else f"{percent:.3f} %"
+
+
 def show_us(duration_us: float) -> str:
     """Return a duration for people: in milliseconds from one millisecond on."""
     return f"{duration_us / 1000:,.3f} ms" if duration_us >= 1000 else f"{duration_us:.2f} µs"

@@ -17,6 +17,7 @@ from apsched.quantities import (
     parse_optional_count,
     parse_share,
     show_bytes,
+    show_gap,
     show_us,
 )
 
@@ -182,3 +183,10 @@ def test_process_ranks_of_a_group(text: str, name: str, ranks: tuple[int, ...]) 
 def test_what_are_no_process_ranks(text: str) -> None:
     with pytest.raises(InputError, match=r"--group-ranks: expected .*found"):
         parse_group_ranks(text)
+
+
+def test_a_gap_is_not_shown_as_none() -> None:
+    assert show_gap(0.0) == "0.000 %"
+    assert show_gap(4e-6) == "< 0.001 %"
+    assert show_gap(6e-6) == "0.001 %"
+    assert show_gap(0.0123456) == "1.235 %"

@@ -20,7 +20,7 @@ from apsched.fx.collectives import is_collective
 from apsched.fx.control_deps import without_control_deps
 from apsched.pipeline.assumptions import unused_hints
 from apsched.pipeline.result import Result
-from apsched.quantities import show_bytes, show_us
+from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.assumed_sizes import assumed_text
 from apsched.schedule.result import captured_of
 from apsched.torch_compat.graphs import is_compiled_again
@@ -220,7 +220,7 @@ def scheduled_line(result: Result) -> str:
     )
     assumed = f"; assumed: {assumed_text(result.assumptions)}" if result.assumptions else ""
     gap = (
-        f"gap {100 * result.gap:.3f} %"
+        f"gap {show_gap(result.gap)}"
         if result.answer.bound_ticks
         else f"bound {result.answer.bound_source}"
     )

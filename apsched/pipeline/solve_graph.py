@@ -27,7 +27,7 @@ from apsched.errors import InputError, SelfCheckError
 from apsched.graph.cost_shares import cost_shares
 from apsched.pipeline.assumptions import assumptions_of
 from apsched.pipeline.compile_ahead import wait_until_compiled
-from apsched.pipeline.device_memory import MemoryAccount
+from apsched.pipeline.device_memory import COMMUNICATOR_BYTES, MemoryAccount
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import BitwisePrice, Result, result_of
 from apsched.problem.plan.apply import check_matches, restricted
@@ -120,17 +120,28 @@ def resolve_caps(graph: LoadedGraph, request: SolveRequest, progress: Progress) 
     return caps_of_problem(graph.problem, replace(request, memory_cap=memory_cap), progress)
 
 
-def account_of(graph: LoadedGraph, request: SolveRequest) -> MemoryAccount | None:
-    """Return the account of the device's memory for ``graph``; ``None`` where it is not known."""
+def account_of(
+    graph: LoadedGraph, request: SolveRequest, problem: Problem | None = None
+) -> MemoryAccount | None:
+    """Return the account of the device's memory for ``graph``, with the communicators of the second
+    groups of ``problem``, that of its answer; ``None`` where it is not known.
+    """
     if graph.beside is None:
         return None
-    second = with_second_groups(graph.problem) if request.second_group else None
     return MemoryAccount(
         beside=graph.beside,
         optimizer=request.optimizer,
         reserve=request.reserve,
-        more_communicators=0 if second is None else len(second_groups(second)),
+        more_communicators=0 if problem is None else len(second_groups(problem)),
     )
+
+
+def lowered(caps: Caps, size_bytes: int) -> Caps:
+    """Return ``caps`` with a memory cap that is lower by ``size_bytes``, if there is one."""
+    cap_bytes = caps.memory_cap_bytes
+    if cap_bytes is None:
+        return caps
+    return replace(caps, memory_cap_bytes=max(cap_bytes - size_bytes, 0))
 
 
 def caps_of_problem(problem: Problem, request: SolveRequest, progress: Progress) -> Caps:
@@ -166,6 +177,7 @@ def solve_graph(
     and backward starts from schedules of both alone: ``apart``, or those that are found here.
     """
     caps = resolve_caps(graph, request, progress) if caps is None else caps
+    of_device = request.memory_cap is None and graph.beside is not None
     if search is None and request.milp is None and len(graph.apart) == 2:
         search = _never_slower_than_apart(graph, caps, request, progress, apart)
     result = solve_problem(
@@ -176,11 +188,12 @@ def solve_graph(
         without_bitwise=graph.without_bitwise,
         search=search,
         working=working,
+        communicator_bytes=COMMUNICATOR_BYTES if of_device else 0,
     )
     return replace(
         with_shares(result, graph.dag),
         cluster=graph.dag.graph["cluster"],
-        account=account_of(graph, request),
+        account=account_of(graph, request, result.problem),
         seconds={**graph.seconds, **result.seconds, "write_back": 0.0},
     )
 
@@ -231,17 +244,19 @@ def solve_problem(
     without_bitwise: Problem | None = None,
     search: Search | None = None,
     working: Working = nullcontext,
+    communicator_bytes: int = 0,
 ) -> Result:
     """Return the answer for one problem, checked by ``verify``.
 
     ``search`` stands in for the solver; it may wait for other process ranks, so the work after it
     runs in ``working()``. With second groups ``Result.problem`` is the problem of the faster
-    answer.
+    answer; each of them takes ``communicator_bytes`` of the memory cap.
     """
     alone = _solved(problem, caps, request, progress, without_bitwise, search, working)
     beside = with_second_groups(problem) if request.second_group else None
     if beside is None:
         return alone
+    caps = lowered(caps, len(second_groups(beside)) * communicator_bytes)
     second = _solved(beside, caps, request, progress, None, search, working)
     return min(alone, second, key=lambda result: (result.best is None, result.step_time_us or 0.0))
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from apsched.errors import ApschedError
 from apsched.options_table import CAPS, FLAG_OF_CAP
 from apsched.pipeline.result import Result
-from apsched.quantities import show_bytes, show_us
+from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.answer.account import account_in_words
 from apsched.report.binding import memory_text, shares, where_text
 from apsched.report.table import plain_table
@@ -39,7 +39,7 @@ def print_binding(out: Console, result: Result, relaxed: Sequence[Relaxed]) -> N
     assert path is not None
     out.print(
         f"{result.problem.name}: step time {show_us(ticks_to_us(path.step_time_ticks))}, bound"
-        f" {show_us(result.bound_us)}, gap {100 * result.gap:.3f} %",
+        f" {show_us(result.bound_us)}, gap {show_gap(result.gap)}",
         markup=False,
     )
     figures = ("ms", "share", "exposed ms")

@@ -12,7 +12,7 @@ from apsched.pipeline.result import Result
 from apsched.problem.contention import contention_json
 from apsched.problem.plan.rules import digest
 from apsched.problem.second_group import second_groups
-from apsched.quantities import show_bytes, show_us
+from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.answer.account import account_table
 from apsched.report.assumed_sizes import assumed_text
 from apsched.report.binding import binds_line, path_json
@@ -313,16 +313,16 @@ def summary_lines(result: Result) -> tuple[str, ...]:
     lines = (
         (
             f"{name}: {answer.status}, step time {show_us(result.step_time_us or 0.0)}, bound"
-            f" {show_us(result.bound_us)} ({answer.bound_source}), gap {100 * result.gap:.3f} %"
+            f" {show_us(result.bound_us)} ({answer.bound_source}), gap {show_gap(result.gap)}"
         ),
         (
             f"  fastest found {fastest}, gap"
-            f" {100 * answer.fastest_gap:.3f} % (by {answer.solved_by}{search}); within"
+            f" {show_gap(answer.fastest_gap)} (by {answer.solved_by}{search}); within"
             f" {show_us(ticks_to_us(answer.time_limit_ticks))}: peak"
             f" {show_bytes(result.best.peak_memory_bytes)}, bound"
-            f" {show_bytes(answer.peak_bound_bytes)}, gap {100 * answer.peak_gap:.3f} %;"
+            f" {show_bytes(answer.peak_bound_bytes)}, gap {show_gap(answer.peak_gap)};"
             f" collectives {result.best.num_launches}, bound {answer.launches_bound}, gap"
-            f" {100 * answer.launches_gap:.3f} %"
+            f" {show_gap(answer.launches_gap)}"
         ),
         binds_line(result),
         f"  memory cap {cap}; least peak known {show_bytes(answer.floor_memory_bytes)}",

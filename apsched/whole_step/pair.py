@@ -12,7 +12,7 @@ from apsched.names import direction_named, name_of
 from apsched.pipeline.device_memory import beside_graph
 from apsched.pipeline.load import LoadedGraph, loaded_graph
 from apsched.pipeline.result import Result
-from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph
+from apsched.pipeline.solve_graph import SolveRequest, lowered, resolve_caps, solve_graph
 from apsched.problem.contention_spec import with_node_groups
 from apsched.problem.problem import Problem, with_contention
 from apsched.progress import Progress
@@ -332,14 +332,6 @@ class Step:
         """Return ``graph`` solved within ``caps``; ``search_alone`` without CP-SAT."""
         search = partial(solve_requested, search_alone=True) if search_alone else None
         return solve_graph(graph, self.request, Progress(quiet=True), caps=caps, search=search)
-
-
-def lowered(caps: Caps, size_bytes: int) -> Caps:
-    """Return ``caps`` with a memory cap that is lower by ``size_bytes``, if there is one."""
-    cap_bytes = caps.memory_cap_bytes
-    if cap_bytes is None:
-        return caps
-    return replace(caps, memory_cap_bytes=max(cap_bytes - size_bytes, 0))
 
 
 def exceeds(graph: LoadedGraph, caps: Caps) -> bool:

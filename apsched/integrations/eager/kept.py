@@ -27,7 +27,7 @@ from apsched.integrations.unit_order import Units
 from apsched.names import is_in_node
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
-from apsched.pipeline.solve_graph import solve_graph, under_plan
+from apsched.pipeline.solve_graph import lowered, solve_graph, under_plan
 from apsched.problem.plan.module_buckets import ModuleBuckets
 from apsched.problem.plan.rules import Plan
 from apsched.problem.problem import Problem
@@ -40,7 +40,7 @@ from apsched.units import ticks_to_us
 from apsched.whole_step.choices import Choice, Parameter
 from apsched.whole_step.improve import ticks_of
 from apsched.whole_step.keep_request import AUTO, KeepRequest, keep_request, of_one_micro_batch
-from apsched.whole_step.pair import Graphs, Step, beside_each_other, lowered
+from apsched.whole_step.pair import Graphs, Step, beside_each_other
 from apsched.whole_step.search import solve_step
 
 _FEW = 3

@@ -30,8 +30,9 @@ BITWISE_RULE = (
 
 def fsdp_units(problem: Problem) -> tuple[tuple[int, ...], ...]:
     """Return the reductions of each unit and key, in payload order; ``InputError`` if the graph
-    does not have that order.
+    does not have that order, or adds gradients over the replicas first.
     """
+    _refuse_replicas_first(problem)
     units: dict[tuple[str, int], list[int]] = {}
     for c in _reductions(problem):
         collective = problem.collectives[c]
@@ -52,6 +53,35 @@ def fsdp_units(problem: Problem) -> tuple[tuple[int, ...], ...]:
             (block_of(collective.module.rpartition(".")[0]), collective.key), []
         ).append(c)
     return tuple(tuple(_in_payload_order(problem, members)) for members in units.values())
+
+
+def _refuse_replicas_first(problem: Problem) -> None:
+    """Raise InputError where a gradient is all-reduced over the replicas before it is reduced to
+    shards: FSDP2 does both the other way round, and sums round in another order.
+
+    A group that carries collectives of activations, too, is one of tensor parallelism, where FSDP2
+    gets gradients that are all-reduced.
+    """
+    parallel = {problem.keys[c.key].group for c in problem.collectives if c.on_path}
+    reduced = {
+        c.wait: problem.keys[c.key].group
+        for c in problem.collectives
+        if _kind(problem, c) == CollectiveKind.ALL_REDUCE and not c.on_path
+    }
+    for c in problem.collectives:
+        if _kind(problem, c) != CollectiveKind.REDUCE_SCATTER or c.on_path:
+            continue
+        node = c.start
+        while len(before := problem.predecessors[node]) == 1 and node not in reduced:
+            node = before[0]
+        if node in reduced and reduced[node] not in parallel:
+            raise InputError(
+                f"{problem.name}: bitwise needs gradients that are reduced to shards first and then"
+                f" over the replicas, as FSDP2 does; the graph all-reduces that of"
+                f" {c.module or problem.node_names[c.start]} over group {reduced[node]} before"
+                f" ({problem.node_names[node]}), as DTensor does for [Replicate(), Shard(0)]; leave"
+                " bitwise out, or shard over all process ranks"
+            )
 
 
 def _reductions(problem: Problem) -> Iterator[int]:

@@ -6,7 +6,7 @@ from typing import Any, TextIO
 
 from apsched.names import IN_NODE, NEXT, SUM, SUM_SHARDS, mark_of, name_of
 from apsched.pipeline.rate import StepRate
-from apsched.quantities import show_bytes, show_us
+from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.answer.first import whole_step_lines
 from apsched.report.answer.kept_words import kept_count, kept_in_words, summed_count
 from apsched.report.table import console, plain_table
@@ -132,7 +132,7 @@ def accumulation_lines(answer: AccumulationAnswer, rate: StepRate | None) -> tup
     return (
         f"step of {several} micro-batches: {show_us(step_us)}, bound"
         f" {show_us(ticks_to_us(answer.bound.ticks))} ({answer.bound.source}), gap"
-        f" {100 * answer.gap:.3f} %; peak {show_bytes(best.peak_bytes)}, cap"
+        f" {show_gap(answer.gap)}; peak {show_bytes(best.peak_bytes)}, cap"
         f" {show_bytes(answer.cap_bytes)}",
         *(f"  {line}" for line in whole_step_lines(best.results, whole, step_us)),
         *_micro_batch_lines(best),

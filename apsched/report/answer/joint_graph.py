@@ -2,7 +2,7 @@
 
 from typing import Any, TextIO
 
-from apsched.quantities import show_bytes, show_us
+from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.answer.kept_words import kept_count
 from apsched.report.answer.whole_step import keep_json, kept_lines, print_kept, size_of
 from apsched.report.table import console, plain_table
@@ -71,7 +71,7 @@ def _own_lines(answer: JointAnswer) -> tuple[str, ...]:
     step = (
         f"step: {show_us(ticks_to_us(best.step_ticks))}, bound{of}"
         f" {show_us(ticks_to_us(answer.bound.ticks))} ({answer.bound.source}), gap"
-        f" {100 * answer.gap:.3f} %; peak {show_bytes(best.peak_bytes)}, cap"
+        f" {show_gap(answer.gap)}; peak {show_bytes(best.peak_bytes)}, cap"
         f" {show_bytes(answer.cap_bytes)}"
     )
     return (step, kept)

@@ -2,7 +2,7 @@
 
 from typing import Any, TextIO
 
-from apsched.quantities import show_bytes, show_us
+from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.answer.first import LESS_MEMORY, SLOWER
 from apsched.report.answer.kept_words import kept_count
 from apsched.report.table import console, plain_table
@@ -172,7 +172,7 @@ def kept_lines(answer: StepAnswer) -> tuple[str, ...]:
     return (
         f"step: {show_us(ticks_to_us(best.step_ticks))}, bound"
         f" {show_us(ticks_to_us(answer.bound.ticks))} ({answer.bound.source}), gap"
-        f" {100 * answer.gap:.3f} %; peak {show_bytes(best.peak_bytes)} ({best.peak_graph}) with"
+        f" {show_gap(answer.gap)}; peak {show_bytes(best.peak_bytes)} ({best.peak_graph}) with"
         f" all parameters, cap {show_bytes(answer.cap_bytes)}",
         f"  kept from forward to backward: {len(whole)} of {answer.num_parameters} parameters"
         f"{parts}, {show_bytes(best.kept_bytes)}; {again} gathered again{by_rule}",

@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 from apsched.names import is_in_node, name_of
-from apsched.quantities import show_bytes, show_us
+from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.answer.kept_words import kept_count, kept_in_words
 from apsched.report.page.table import table
 
@@ -61,7 +61,7 @@ def _section(keep: Mapping[str, Any], bound_over: str, tables: str) -> str:
         for value, what in (
             (show_us(keep["step_time_us"]), "forward and backward"),
             (
-                f"{100 * keep['gap']:.3f} %",
+                show_gap(keep["gap"]),
                 f"gap to the bound over {bound_over} of {show_us(keep['bound_us'])}",
             ),
             (

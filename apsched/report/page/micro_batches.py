@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 from apsched.names import mark_of, name_of
-from apsched.quantities import show_bytes, show_us
+from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.answer.accumulation import SECTIONS
 from apsched.report.answer.kept_words import kept_count, kept_in_words, summed_count
 from apsched.report.page.table import table
@@ -22,7 +22,7 @@ def micro_batches_section(step: Mapping[str, Any]) -> str:
         for value, text in (
             (show_us(step["step_time_us"]), f"{step['num_micro_batches']} micro-batches"),
             (
-                f"{100 * step['gap']:.3f} %",
+                show_gap(step["gap"]),
                 f"gap to the bound over the choices of {show_us(step['bound_us'])}",
             ),
             (

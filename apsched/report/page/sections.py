@@ -6,7 +6,7 @@ from html import escape
 from apsched.artifacts.solved_run import SolvedGraph
 from apsched.pipeline.result import Result
 from apsched.problem.problem import Collective
-from apsched.quantities import show_bytes, show_us
+from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.answer.first import best_baseline
 from apsched.report.assumed_sizes import assumed_text
 from apsched.report.binding import memory_text, shares, where_text
@@ -30,6 +30,12 @@ _SOURCES = {
 }
 
 
+def _in_words(percent_less: float) -> str:
+    if f"{percent_less:.2f}" in ("0.00", "-0.00"):
+        return "as long as"
+    return f"{abs(percent_less):.2f} % {'less' if percent_less > 0 else 'MORE'} than"
+
+
 def figures(graph: SolvedGraph) -> str:
     """Return the figures that people look for first."""
     result = graph.result
@@ -41,10 +47,10 @@ def figures(graph: SolvedGraph) -> str:
     shown = (
         (
             _ms(best),
-            f"step time, {less:.2f} % less than {before.name}"
+            f"step time, {_in_words(less)} {before.name}"
             f"{', the best baseline that fits' if before.fits else ''} ({_ms(before)})",
         ),
-        (f"{100 * result.gap:.3f} %", f"gap to the proven bound of {show_us(result.bound_us)}"),
+        (show_gap(result.gap), f"gap to the proven bound of {show_us(result.bound_us)}"),
         (
             show_us(ticks_to_us(best.exposed_ticks)),
             f"exposed, {show_us(ticks_to_us(before.exposed_ticks))} in {before.name}",

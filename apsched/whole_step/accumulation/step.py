@@ -17,10 +17,11 @@ from apsched.kinds import CollectiveKind
 from apsched.names import IN_NODE, NEXT, SUM, SUM_SHARDS, mark_of, marked, name_of
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
+from apsched.pipeline.solve_graph import lowered
 from apsched.quantities import MemoryCap
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice
-from apsched.whole_step.pair import CountedPair, Graphs, Step, exceeds, lowered, priced_as
+from apsched.whole_step.pair import CountedPair, Graphs, Step, exceeds, priced_as
 
 if TYPE_CHECKING:
     from apsched.fx.accumulate import HeldValue, Reduction

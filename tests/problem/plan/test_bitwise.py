@@ -54,6 +54,29 @@ class Model(nn.Module):
         self.output = nn.Linear(8, 8)
 
 
+@pytest.mark.parametrize("activations", [False, True], ids=["replicas", "tensor parallel"])
+def test_gradients_that_are_added_over_the_replicas_first_are_refused(activations: bool) -> None:
+    """Their sums round in another order than those of FSDP2; under tensor parallelism FSDP2 gets
+    gradients that are all-reduced.
+    """
+    hand = ByHand()
+    gradient = hand.compute("gradient", 3, size=2 * KIB)
+    if activations:
+        path = hand.start("all_reduce", "ar", gradient, KIB, KIB, group="other", on_path=True)
+        gradient = hand.compute("more", 3, hand.wait("wait", path), size=2 * KIB)
+    start = hand.start("all_reduce", "ar_a.w", gradient, 2 * KIB, 2 * KIB, group="other")
+    mean = hand.view("view", hand.wait("wait_a.w", start))
+    scatter = hand.start(
+        "reduce_scatter", "rs_a.w", mean, 2 * KIB, KIB, module="a.w", output_place=0
+    )
+    problem = hand.output(hand.wait("gradient_a.w", scatter))
+    if activations:
+        assert len(fsdp_units(problem)) == 1
+        return
+    with pytest.raises(InputError, match=r"all-reduces that of a\.w over group other before"):
+        fsdp_units(problem)
+
+
 def of_fully_shard(model: nn.Module) -> list[list[str]]:
     """Return the parameters of each unit of eager FSDP2, as torch lists them; the process group
     must run.
