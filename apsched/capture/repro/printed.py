@@ -7,13 +7,14 @@
 
 The annotations have type, shape, strides and device of each input. This module makes from them the
 functions of a runnable file, so that the rest is read as in such a file. Bodies of subgraphs stand
-below.
+below. Storages of saved values come from the forward graph (:mod:`apsched.capture.repro.saved`).
 """
 
 import ast
 import re
 from collections.abc import Mapping
 
+from apsched.capture.repro.saved import SavedView
 from apsched.capture.repro.source import ReproSource, fault
 from apsched.errors import InputError
 from apsched.torch_compat.repro import dtype_abbreviations
@@ -25,11 +26,19 @@ _SYMBOL = re.compile(r"Sym\((?P<size>.*)\)")
 _CLASS = re.compile(r"^(\s*)class ([^(\n]*)\((?:torch\.)?nn\.Module\):", re.MULTILINE)
 _NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 _UNNAMED = "Printed"
+_SHARED = "shared"
+"""Begins the names of storages that several inputs may have."""
 
 
-def parse_printed(name: str, text: str, symbols: Mapping[str, int]) -> ReproSource:
+def parse_printed(
+    name: str,
+    text: str,
+    symbols: Mapping[str, int],
+    saved: Mapping[str, SavedView] | None = None,
+) -> ReproSource:
     """Return the parts of the printed graph ``text``; lines are those of the file ``name``, and
-    ``symbols`` the values of symbolic sizes, beside lines ``s7 = 16`` before the graph.
+    ``symbols`` the values of symbolic sizes, beside lines ``s7 = 16`` before the graph. ``saved``
+    are views by the name of the input that has them.
 
     Raises
     ------
@@ -54,14 +63,19 @@ def parse_printed(name: str, text: str, symbols: Mapping[str, int]) -> ReproSour
         and isinstance(line.value, ast.Constant)
         and isinstance(line.value.value, int)
     }
-    return _parts(name, found, {**symbols, **stated})
+    return _parts(name, found, {**symbols, **stated}, saved or {})
 
 
 def _identifier(name: str) -> str:
     return name if name.isidentifier() else _UNNAMED
 
 
-def _parts(path: str, printed: ast.ClassDef, symbols: Mapping[str, int]) -> ReproSource:
+def _parts(
+    path: str,
+    printed: ast.ClassDef,
+    symbols: Mapping[str, int],
+    saved: Mapping[str, SavedView],
+) -> ReproSource:
     """Return the parts of one printed class, with its subgraphs."""
     forward = next(
         (n for n in printed.body if isinstance(n, ast.FunctionDef) and n.name == "forward"), None
@@ -69,10 +83,13 @@ def _parts(path: str, printed: ast.ClassDef, symbols: Mapping[str, int]) -> Repr
     if forward is None:
         raise fault(path, printed.lineno, "expected a printed graph with forward, found none")
     load_args = _function("load_args(reader)", forward.lineno)
+    written: set[str] = set()
     for k, argument in enumerate(forward.args.args[1:]):
         try:
-            for statement in _input(path, k, argument):
-                _add(load_args, statement, argument.lineno)
+            for statement in _input(path, k, argument, saved.get(argument.arg)):
+                if statement not in written:  # the storage of an input before
+                    _add(load_args, statement, argument.lineno)
+                written |= {statement} if statement.startswith(_SHARED) else set()
         except _NO_PYTHON as error:
             if isinstance(error, InputError):
                 raise
@@ -96,7 +113,9 @@ def _parts(path: str, printed: ast.ClassDef, symbols: Mapping[str, int]) -> Repr
         symbols=symbols,
         group_sizes={},
         subgraphs={
-            n.name: _parts(path, n, symbols) for n in printed.body if isinstance(n, ast.ClassDef)
+            n.name: _parts(path, n, symbols, {})
+            for n in printed.body
+            if isinstance(n, ast.ClassDef)
         },
     )
 
@@ -117,8 +136,8 @@ def _add(function: ast.FunctionDef, statement: str, line: int) -> None:
     function.body.append(added)
 
 
-def _input(path: str, k: int, argument: ast.arg) -> tuple[str, ...]:
-    """Return the lines of ``load_args`` for one input."""
+def _input(path: str, k: int, argument: ast.arg, saved: SavedView | None) -> tuple[str, ...]:
+    """Return the lines of ``load_args`` for one input, which may be a view that forward saved."""
     if argument.annotation is None:
         return (f"reader.opaque({argument.arg!r})",)
     text = argument.annotation.value if isinstance(argument.annotation, ast.Constant) else ""
@@ -131,9 +150,13 @@ def _input(path: str, k: int, argument: ast.arg) -> tuple[str, ...]:
     shape, stride = (_sizes(match[part]) for part in ("shape", "stride"))
     last = " + ".join(["1", *(f"(({n}) - 1)*({s})" for n, s in zip(shape, stride, strict=False))])
     size = "0" if "0" in shape else f"{dtype.itemsize}*({last})"
+    storage, offset = f"buf{k}", "0"
+    if saved is not None and saved.is_of(dtype, shape, stride):
+        storage, size, offset = f"{_SHARED}{saved.storage}", saved.size_bytes, saved.offset
     return (
-        f"buf{k} = reader.storage(None, {size}, device={match['device']!r})",
-        f"reader.tensor(buf{k}, {_tuple(shape)}, {_tuple(stride)}, dtype={dtype})",
+        f"{storage} = reader.storage(None, {size}, device={match['device']!r})",
+        f"reader.tensor({storage}, {_tuple(shape)}, {_tuple(stride)}, dtype={dtype},"
+        f" storage_offset={offset})",
     )
 
 

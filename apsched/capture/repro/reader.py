@@ -30,6 +30,7 @@ from apsched.capture.repro.recordings import (
     is_trace_log,
     recorded_graphs,
 )
+from apsched.capture.repro.saved import SavedView, saved_views
 from apsched.capture.repro.source import ReproSource, parse_source, read_source
 from apsched.fx.control_deps import without_control_deps
 from apsched.fx.passes.spec import check_graph
@@ -65,9 +66,13 @@ def read_repro(
         return _capture(str(path), (graph,), sizes, group_ranks)
     recordings = recorded_graphs(path)
     sizes = {}
-    read: list[tuple[str, CapturedGraph]] = []
-    for recorded in recordings.graphs:
-        source = _source_of(recorded)
+    read: dict[int, tuple[str, CapturedGraph]] = {}
+    saved: dict[str, list[dict[str, SavedView]]] = {}
+    forward_first = sorted(enumerate(recordings.graphs), key=lambda item: item[1].is_backward)
+    for k, recorded in forward_first:
+        views = saved.get(recorded.compilation, [])
+        # of several forward graphs, none is known to be that of this backward graph
+        source = _source_of(recorded, views[0] if recorded.is_backward and len(views) == 1 else {})
         graph, found = _read_graph(source, group_ranks or {})
         for name, size in found.items():
             if sizes.setdefault(name, size) != size:
@@ -76,15 +81,21 @@ def read_repro(
                     f"expected process group {name!r} to have {sizes[name]} process ranks, as in"
                     f" the graphs before, found {size}; hand in one file at a time",
                 )
-        read.append((recorded.compilation, graph))
-    graphs, where = _named(read, recordings)
+        read[k] = recorded.compilation, graph
+        if not recorded.is_backward:
+            views = [saved_views(graph.module.graph, {**recorded.symbols, **source.symbols})]
+            saved[recorded.compilation] = saved.get(recorded.compilation, []) + views
+    graphs, where = _named([read[k] for k in sorted(read)], recordings)
     return _capture(str(path), graphs, sizes, group_ranks, (*recordings.notes, *where))
 
 
-def _source_of(recorded: RecordedGraph) -> ReproSource:
+def _source_of(
+    recorded: RecordedGraph, saved: Mapping[str, SavedView] | None = None
+) -> ReproSource:
+    """Return the parts of a graph; ``saved`` are the views that forward saved for it."""
     if recorded.printed:
         text = "\n" * recorded.lines_before + recorded.text
-        return parse_printed(recorded.path, text, recorded.symbols)
+        return parse_printed(recorded.path, text, recorded.symbols, saved)
     source = parse_source(recorded.path, recorded.text, lines_before=recorded.lines_before)
     beside = recorded.as_printed
     return source if beside is None else replace(source, subgraphs=_source_of(beside).subgraphs)
