@@ -25,6 +25,7 @@ from apsched.models.collectives import gather_shards, sum_gradient
 from apsched.models.mesh import ALONE, Group
 from apsched.models.own_modules import Read, gather_once, gather_when_read
 from apsched.names import in_node
+from apsched.torch_compat.compilers import plain_parameter_name
 from apsched.torch_compat.fsdp import (
     HOOKS_OF_FSDP,
     CastModule,
@@ -135,9 +136,9 @@ def fake_step(
 def _by_name(
     model: nn.Module, parameters: Mapping[tuple[int, str], GatheredParameter]
 ) -> dict[str, GatheredParameter]:
-    """Return ``parameters`` by their fully qualified name."""
+    """Return ``parameters`` by their fully qualified name, as the graphs have it."""
     return {
-        f"{path}.{name}" if path else name: parameters[id(module), name]
+        plain_parameter_name(f"{path}.{name}" if path else name): parameters[id(module), name]
         for path, module in model.named_modules()
         for name in module._parameters
         if (id(module), name) in parameters

@@ -32,6 +32,7 @@ from apsched.integrations.fsdp2_units import (
     ROOT,
     Unit,
     backward_order,
+    check_names,
     check_same_model,
     forward_hooks,
     launches_of,
@@ -126,10 +127,11 @@ def fsdp2_plan(model: nn.Module, *graphs: "nx.DiGraph | Problem") -> Plan:
         ]
         apply_fsdp2(model, results)
     """
-    buckets = {unit.name: unit.parameters for unit in units_of(uncompiled(model))}
-    return ModuleBuckets(buckets=buckets).plan(
-        [graph if isinstance(graph, Problem) else build_problem(graph) for graph in graphs]
-    )
+    units = units_of(uncompiled(model))
+    problems = [graph if isinstance(graph, Problem) else build_problem(graph) for graph in graphs]
+    for problem in problems:
+        check_names(units, problem)
+    return ModuleBuckets(buckets={unit.name: unit.parameters for unit in units}).plan(problems)
 
 
 def fsdp2_settings(

@@ -14,11 +14,10 @@ from apsched.integrations.prefetch_order import Hook, Launch
 from apsched.kinds import CollectiveKind
 from apsched.problem.problem import Collective, Problem
 from apsched.schedule.schedule import Schedule, StepKind
+from apsched.torch_compat.compilers import CHECKPOINTED, plain_parameter_name
 from apsched.torch_compat.fsdp import fsdp_unit_of
 
 ROOT = "(root)"
-_CHECKPOINTED = "_checkpoint_wrapped_module."
-_WRAPPERS = ("_orig_mod.", _CHECKPOINTED)
 _SHOWN = 3
 
 
@@ -57,10 +56,10 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
             unit, num_groups = fsdp_unit_of(module)
             if num_groups > 1:
                 raise InputError(
-                    f"{plain_name(name) or ROOT}: expected one group of parameters in each unit,"
-                    f" found {num_groups} (one mesh each)"
+                    f"{plain_parameter_name(name) or ROOT}: expected one group of parameters in"
+                    f" each unit, found {num_groups} (one mesh each)"
                 )
-            modules.setdefault(unit, []).append((plain_name(name), module))
+            modules.setdefault(unit, []).append((plain_parameter_name(name), module))
             owner[name] = unit
     if owner and "" not in owner:
         raise InputError(
@@ -78,10 +77,10 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
     others: set[int] = set()
     for name, parameter in model.named_parameters():
         unit = owner[next(path for path in _paths(name) if path in owner)]
-        parameters[unit].append(plain_name(name))
+        parameters[unit].append(plain_parameter_name(name))
         trained |= {unit} if parameter.requires_grad else set()
         module = model.get_submodule(name.rpartition(".")[0])
-        if not isinstance(module, nn.Embedding) or _CHECKPOINTED in name:
+        if not isinstance(module, nn.Embedding) or CHECKPOINTED in name:
             others.add(unit)
     return tuple(
         Unit(
@@ -288,19 +287,22 @@ def _paths(name: str) -> list[str]:
     return [".".join(parts[:k]) for k in range(len(parts) - 1, -1, -1)]
 
 
-def plain_name(name: str) -> str:
-    """Return a name without those of wrappers around modules."""
-    name = f"{name}."
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name[:-1]
+def check_names(units: Sequence[Unit], problem: Problem) -> None:
+    """Raise ``InputError`` where ``problem`` gathers or reduces a parameter that no unit has: a
+    plan by units would leave it out.
+    """
+    known = {name: unit for unit in units for name in unit.parameters}
+    for kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
+        for one in movable(problem, kind):
+            if one.module and one.module not in known:
+                raise InputError(f"{problem.name}: {_unknown(problem, one, known)}")
 
 
 def check_same_model(model: nn.Module, forward: Problem) -> None:
     """Raise ``InputError`` where ``forward`` gathers a parameter of ``model`` on another number of
     process ranks, or one of another size: its schedule is of another model or mesh.
     """
-    parameters = {plain_name(name): p for name, p in model.named_parameters()}
+    parameters = {plain_parameter_name(name): p for name, p in model.named_parameters()}
     for one in movable(forward, CollectiveKind.ALL_GATHER):
         parameter, key = parameters.get(one.module), forward.keys[one.key]
         if not isinstance(parameter, DTensor):

@@ -14,6 +14,12 @@ from apsched.torch_compat.version import check_torch_version
 check_torch_version()
 
 _KEY = re.compile(r"\.(?:_modules|_parameters)\['([^']+)'\]")
+CHECKPOINTED = "_checkpoint_wrapped_module"
+"""The module in a checkpoint wrapper
+(torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py)."""
+WRAPPERS = frozenset({"_orig_mod", CHECKPOINTED})
+"""Names that wrappers put around a module; torch.distributed strips the same from names in
+checkpoints."""
 _PARAMETRIZED = re.compile(r"parametrizations\.(\w+)\.original\d*$")
 
 
@@ -227,11 +233,11 @@ def uncompiled_class(of: Any) -> Any:
 
 
 def plain_parameter_name(name: str) -> str:
-    """Return the name of a parameter without the parts that torch.compile (``_orig_mod``) and
-    torch/nn/utils/parametrize.py add to it.
+    """Return the name of a parameter or a module without the parts that torch.compile
+    (``_orig_mod``), checkpoint wrappers and torch/nn/utils/parametrize.py add to it.
     """
     return _PARAMETRIZED.sub(
-        r"\1", ".".join(part for part in name.split(".") if part != "_orig_mod")
+        r"\1", ".".join(part for part in name.split(".") if part not in WRAPPERS)
     )
 
 

@@ -11,6 +11,7 @@ from apsched.capture.captured import CapturedGraph
 from apsched.fx.passes.parameters import PARAMETER_KEY
 from apsched.kinds import NodeKind
 from apsched.names import direction_named
+from apsched.torch_compat.compilers import plain_parameter_name
 from apsched.torch_compat.graphs import gradient_of
 
 
@@ -110,15 +111,15 @@ def _innermost_module(node: torch.fx.Node) -> str:
 
 
 def _plain(path: str) -> str:
-    """Return a module path without the parts that Dynamo adds:
+    """Return a module path without the parts that Dynamo and wrappers add:
     ``L['self']._modules['layers']['0']`` is ``layers.0``.
     """
     if path.startswith("L["):
         parts = [
             part.strip("'\"") for part in path.replace("]", "").replace(".", "[").split("[")[2:]
         ]
-        return ".".join(part for part in parts if part and part not in ("_modules", "_orig_mod"))
-    return path
+        path = ".".join(part for part in parts if part and part != "_modules")
+    return plain_parameter_name(path)
 
 
 def _parameter_before(

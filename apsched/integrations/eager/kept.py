@@ -22,7 +22,7 @@ from apsched.compiler.settings import Settings
 from apsched.config import Caps
 from apsched.errors import InfeasibleError, InputError
 from apsched.integrations.eager.solve_units import searched_as_units, units_in_order, untuned
-from apsched.integrations.fsdp2_units import plain_name, units_of
+from apsched.integrations.fsdp2_units import units_of
 from apsched.integrations.unit_order import Units
 from apsched.names import is_in_node
 from apsched.pipeline.load import LoadedGraph
@@ -35,6 +35,7 @@ from apsched.progress import Progress
 from apsched.quantities import show_us
 from apsched.schedule.result import Scored
 from apsched.solver import solve_requested
+from apsched.torch_compat.compilers import plain_parameter_name
 from apsched.torch_compat.fsdp import resharded_to
 from apsched.units import ticks_to_us
 from apsched.whole_step.choices import Choice, Parameter
@@ -138,7 +139,7 @@ class UnitsToKeep:
             plan = _plan(model, names, [graph.problem for graph in graphs])
             solving = replace(solving, plan=replace(plan, chooses_kept=request.mode == AUTO))
             units = units_in_order(model, with_plain_names(graphs[0].problem))
-            raw = {plain_name(name): name for name in names}
+            raw = {plain_parameter_name(name): name for name in names}
             step = _UnitStep.of(under_plan(graphs, solving), solving, progress)
             unit_of = {raw[p]: u.name for u in units_of(model) for p in u.parameters}
             in_order = [[raw[name] for name in unit] for unit in units]
@@ -165,7 +166,7 @@ class UnitsToKeep:
 
     def _stated(self) -> Choice:
         """Return the parameters that the request names."""
-        raw = {plain_name(entry): entry for entry in self.step.entries}
+        raw = {plain_parameter_name(entry): entry for entry in self.step.entries}
         return Choice(raw[name] for name in self.request.chosen(list(raw), "keep"))
 
     def _capped(self) -> _UnitStep:
@@ -213,7 +214,7 @@ class UnitsToKeep:
 
     def graphs(self, found: KeptUnits) -> tuple[Graphs, tuple[Caps, Caps]]:
         """Return both graphs with the parameters of ``found`` kept, and their caps."""
-        raw = {plain_name(p.name): p.name for p in self.step.parameters}
+        raw = {plain_parameter_name(p.name): p.name for p in self.step.parameters}
         kept = Choice(raw[name] for name in found.kept)
         step = self._capped()
         forward, backward = step.under(kept)
@@ -274,17 +275,17 @@ def agreed_choice(units: UnitsToKeep, agreement: GraphAgreement | None) -> KeptU
 
 def with_plain_names(problem: Problem) -> Problem:
     """Return ``problem`` with the names of parameters without those of wrappers around modules."""
-    plain = (replace(c, module=plain_name(c.module)) for c in problem.collectives)
+    plain = (replace(c, module=plain_parameter_name(c.module)) for c in problem.collectives)
     return replace(problem, collectives=tuple(plain))
 
 
 def _plain(kept: Choice) -> Choice:
-    return Choice(map(plain_name, kept))
+    return Choice(map(plain_parameter_name, kept))
 
 
 def _plan(model: nn.Module, names: Sequence[str], problems: Sequence[Problem]) -> Plan:
     """Return the plan with a bucket for each unit, whose parameters the graphs call ``names``."""
-    raw = {plain_name(name): name for name in names}
+    raw = {plain_parameter_name(name): name for name in names}
     buckets = {unit.name: tuple(raw[p] for p in unit.parameters) for unit in units_of(model)}
     return ModuleBuckets(buckets=buckets).plan(problems)
 

@@ -23,6 +23,7 @@ from apsched.kinds import BUCKET_KINDS, CollectiveKind
 from apsched.names import bucket_labels
 from apsched.problem.plan.rules import Plan, Rule
 from apsched.problem.problem import Problem
+from apsched.torch_compat.compilers import plain_parameter_name
 
 _NEAREST = 3
 _AND = re.compile(r"(?<!\\[dwsDWS])(?<=\w)\+(?=[A-Za-z(])")
@@ -108,11 +109,11 @@ def block_buckets(module: nn.Module) -> ModuleBuckets:
             "expected a model with blocks in a ModuleList or ModuleDict, found none; name the"
             " modules of each bucket (user_buckets)"
         )
-    known = frozenset(blocks)
+    known = frozenset(map(plain_parameter_name, blocks))
     labels = bucket_labels(
-        [parameter for parameter, _ in module.named_parameters()],
+        [plain_parameter_name(parameter) for parameter, _ in module.named_parameters()],
         lambda parameter: next((b for b in _modules(parameter) if b in known), ""),
-        depth=min(block.count(".") for block in blocks) or 1,
+        depth=min(block.count(".") for block in known) or 1,
     )
     buckets: dict[str, list[str]] = {}
     for parameter, label in labels.items():

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -217,11 +218,12 @@ def _describe_gradients() -> None:
 def _plain_parameter_name() -> None:
     module = nn.Sequential(nn.Linear(2, 2))
     nn.utils.parametrize.register_parametrization(module[0], "weight", nn.Identity())
-    parameters = torch.compile(module).named_parameters()  # type: ignore[attr-defined]
-    names = {private.plain_parameter_name(name) for name, _ in parameters}
+    wrapped: Any = torch.compile(checkpoint_wrapper(module))
+    names = {private.plain_parameter_name(name) for name, _ in wrapped.named_parameters()}
     expect(
         names == {"0.weight", "0.bias"},
-        f"the parts that torch.compile and parametrize add to names are known, found {names}",
+        "the parts that torch.compile, checkpoint_wrapper and parametrize add to names are known,"
+        f" found {names}",
     )
 
 
