@@ -36,6 +36,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Each compiler process of Inductor would import torch anew; some tests of process ranks start them.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
+# Each process would compile three programs to see which vector instructions there are, in place of
+# asking the processor (torch/_inductor/cpu_vec_isa.py).
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 # Collections of garbage would take a tenth of the time.
 gc.set_threshold(100_000, 20, 10)
 
