@@ -17,6 +17,10 @@ from apsched.quantities import MemoryCap, show_bytes
 _LEAST = MemoryCap(size_bytes=0, above_floor=True)
 _LONG_CAPTURE_SECONDS = 60.0
 """Where a capture takes longer, one option that fits is enough."""
+_MUCH_TOO_LARGE = 2.0
+"""Where the graph needs so many times the memory that it has, and captures are long, the greatest
+change of a family comes first.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,22 +55,28 @@ def what_fits(
 
     Options are tried by family: activation checkpointing, smaller batches, more process ranks. A
     family ends with the first option that fits: at most six captures. Where the capture of
-    ``source`` took a minute or more, that option ends all. An option whose graph cannot be captured
-    is left out. Ctrl-C ends the trials, and those that are complete are returned.
+    ``source`` took a minute or more, that option ends all, and of a graph that is much too large
+    the greatest change of a family comes first. An option whose graph cannot be captured is left
+    out. Ctrl-C ends the trials, and those that are complete are returned.
     """
     short = [result for result in results if default_is_too_small(result)]
     if not short:
         return ()
+    worst = min(short, key=_room)
+    needed_bytes = worst.answer.floor_memory_bytes
+    has_bytes = needed_bytes + _room(worst)
     progress.note(
-        f"no schedule fits: {_lacking(short)}; looking for options that fit, Ctrl-C ends that"
+        f"no schedule fits: {worst.problem.name} needs {show_bytes(needed_bytes)}, has"
+        f" {show_bytes(has_bytes)}; looking for options that fit, Ctrl-C ends that"
     )
+    much = needed_bytes >= _MUCH_TOO_LARGE * has_bytes
     one_is_enough = short[0].seconds.get("capture", 0.0) >= _LONG_CAPTURE_SECONDS
     trials: list[Trial] = []
     try:
         for family in _families(source):
             if one_is_enough and any(trial.fits for trial in trials):
                 break
-            for option, other in family:
+            for option, other in family[::-1] if one_is_enough and much else family:
                 trial = _tried(option, other, costs, direction, request, progress)
                 if trial is not None:
                     trials.append(trial)
@@ -77,19 +87,10 @@ def what_fits(
     return tuple(trials)
 
 
-def _lacking(short: Sequence[Result]) -> str:
-    """Return in words how much memory the graph needs that lacks the most, and has."""
-
-    def room(result: Result) -> int:
-        left_bytes = result.account.left_bytes if result.account else 0
-        return left_bytes - result.answer.floor_memory_bytes
-
-    worst = min(short, key=room)
-    needed_bytes = worst.answer.floor_memory_bytes
-    return (
-        f"{worst.problem.name} needs {show_bytes(needed_bytes)}, has"
-        f" {show_bytes(needed_bytes + room(worst))}"
-    )
+def _room(result: Result) -> int:
+    """Return the bytes that the device has for the graph beyond its least memory."""
+    left_bytes = result.account.left_bytes if result.account else 0
+    return left_bytes - result.answer.floor_memory_bytes
 
 
 def default_is_too_small(result: Result) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import chain, product
 
 from apsched.errors import SelfCheckError
+from apsched.names import block_of, name_of
 from apsched.names import in_node as in_node_entry
-from apsched.names import name_of
 from apsched.problem.problem import Problem
 from apsched.problem.second_group import with_second_groups
 from apsched.solver.bounds.step_time import TimeBound
@@ -154,6 +154,7 @@ def search_choices(step: Step, bounds: Sequence[StepBound]) -> StepAnswer:
         search.look(search.densest())
         search.along_order()
         search.look(search.filled())
+        search.look(search.needed_first())
     best = improved(step.solved, step.solve, lambda: _least_memory_within_slack(step, baselines))
     return StepAnswer(
         best=best,
@@ -354,6 +355,23 @@ class _Search:
         least = self._step.always
         for start, order in ((best, self._order), (best, largest), (least, largest)):
             yield from self._filled_with(start, order)
+
+    def needed_first(self) -> Iterator[Choice]:
+        """Yield the block that backward needs first, then one more block each time, as long as that
+        is the fastest choice: they may be alive at the peak anyway, and need less memory than
+        expected.
+        """
+        blocks: dict[str, list[Parameter]] = {}
+        for p in sorted(self._step.undecided, key=lambda p: p.need):
+            blocks.setdefault(block_of(p.name) or p.name, []).append(p)
+        kept = self._step.always
+        for members in blocks.values():
+            kept = kept.union(p.name for p in members)
+            if splits(kept, self._order):
+                continue
+            yield kept
+            if min(self._step.solved.values(), key=ticks_of).kept != kept:
+                return
 
     def densest(self) -> Iterator[Choice]:
         """Yield the parameters that save the most time per byte, kept or resharded, as far as they

@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from apsched.capture.captured import Capture
+from apsched.capture.fake_world import world
+from apsched.capture.joint import capture_module
 from apsched.capture.keep import keep, keepable
 from apsched.errors import InputError
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
 from apsched.schedule.schedule import as_captured
 from apsched.schedule.simulate import simulate
+from tests.fx.passes.test_recompute import CastBehind
 from tests.helpers.graphs.sharded_layers import captured_layers, loaded_layers
 
 WIDTHS = (32, 64, 128, 32)
@@ -74,6 +77,17 @@ def test_a_cast_behind_the_gather_is_kept_in_place_of_it() -> None:
     ]
     kept = _figures(_kept(capture, NAMES))
     assert kept == _figures(captured_layers(WIDTHS, cast=torch.bfloat16, kept=NAMES))
+
+
+def test_a_transposed_copy_is_kept_at_its_true_size() -> None:
+    """Gathered in float32, cast and transposed: 2 bytes for each of 64 x 64 elements."""
+    with world(4):
+        model = CastBehind()
+        with model.mode:
+            x = torch.empty(8, 64, dtype=torch.bfloat16, requires_grad=True)
+        capture = capture_module(model, (x,), source="layers")
+    found = [k.again.value_bytes for k in keepable(*capture.graphs)]
+    assert found == [(2 * 64 * 64,)] * 2
 
 
 def test_a_shard_that_backward_reads_itself_stays_an_input() -> None:

@@ -107,3 +107,21 @@ def test_where_captures_are_long_one_option_that_fits_is_enough(
     trials = json.loads(ran.stdout)["tried"]
     assert [trial["fits"] for trial in trials] == [*[False] * (len(trials) - 1), True]
     assert "--mesh" not in ran.errors[0]
+
+
+def test_of_a_graph_that_is_much_too_large_the_greatest_change_comes_first_where_captures_are_long(
+    run: Run, small_device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: list[str] = []
+
+    def tried(option: str, *_: Any) -> None:
+        options.append(option)
+
+    monkeypatch.setattr(module, "_tried", tried)
+    much = ("compare", *SOURCE, "--batch", "16", "--budget", "0", "--cluster", small_device)
+    assert run(*much).code == 1
+    assert options[:2] == ["--ac selective", "--ac full"]
+    options.clear()
+    monkeypatch.setattr(module, "_LONG_CAPTURE_SECONDS", 0.0)
+    assert run(*much).code == 1
+    assert options[:4] == ["--ac full", "--ac selective", "--batch 1", "--batch 8"]
