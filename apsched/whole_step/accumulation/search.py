@@ -27,7 +27,7 @@ from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.bounds.whole_step import least_prices, with_prices
 from apsched.whole_step.accumulation.step import Accumulation, SolvedAccumulation
 from apsched.whole_step.accumulation.units import units_of
-from apsched.whole_step.choices import NONE, Choice
+from apsched.whole_step.choices import NONE, Choice, named_choices
 from apsched.whole_step.improve import NEVER, improved, ticks_of
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Graphs
@@ -42,6 +42,7 @@ _ROUNDS = 3
 _INSTEAD = {KEPT: SHARED, SUMMED: SHARDS, SHARDS: SUMMED}
 """Kind of a choice -> the kind that takes its place."""
 _FILLED = (SUMMED, SHARDS, KEPT, HELD)
+_SOME_KEPT = ("last_block", "fsdp2", "threshold")
 Units = Mapping[str, frozenset[int]]
 
 
@@ -176,6 +177,8 @@ class _Search:
         ``once``          gathered once (``set_reshard_after_backward(False)``) and reduced once
         ``shards_kept``   parameters kept, and of HSDP shards of gradients all-reduced once
                           (``set_requires_all_reduce(False)``)
+        ``last_block``, ``fsdp2``, ``threshold``
+                          some parameters kept, as :func:`apsched.whole_step.choices.named_choices`
         """
         every = self._all()
         made = {
@@ -187,11 +190,20 @@ class _Search:
         }
         if every[SHARDS]:
             made["shards_kept"] = {KEPT: every[KEPT], SHARDS: every[SHARDS]}
+        for name, choice in named_choices(self._step.undecided).items():
+            if name in _SOME_KEPT and (units := self._units_kept(choice)):
+                made[name] = {KEPT: units}
         return {
             name: _full(units)
             for name, units in made.items()
             if name == NONE or self._bound.may_fit(_full(units))
         }
+
+    def _units_kept(self, choice: Choice) -> frozenset[int]:
+        """Return the units that ``choice`` keeps; none where it has a part of one."""
+        names = [set(entries.get(KEPT, ())) for entries in self._names]
+        units = frozenset(u for u, own in enumerate(names) if own and own <= choice)
+        return units if choice == {name for u in units for name in names[u]} else frozenset()
 
     def look(self) -> None:
         """Solve the choices that may be the fastest: all where units are few, else those that treat

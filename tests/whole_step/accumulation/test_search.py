@@ -287,6 +287,7 @@ def test_never_slower_than_a_choice_of_people_that_fits() -> None:
         answer = answer_of(accumulation)
         check_excluded(accumulation, answer)
         fitting = [b.step_ticks for b in solve_baselines(accumulation).values() if b.fits]
+        assert "last_block" in {*answer.baselines, *answer.excluded}
         assert answer.bound.ticks <= answer.best.step_ticks <= min(fitting)
         assert most.best.step_ticks <= answer.best.step_ticks
         assert answer.best.peak_bytes <= floor + room
