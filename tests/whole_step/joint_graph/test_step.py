@@ -171,6 +171,9 @@ def test_names_that_both_have_stay_apart(layers: Capture) -> None:
         assert set(made.problem.node_names) <= found.keys()
         assert set(found.values()) <= known
         assert len(set(found.values())) == len(found)
+        for direction, half in zip(("forward", "backward"), made.apart, strict=True):
+            own = {name for where, name in found.values() if where == direction}
+            assert set() < own <= set(half.problem.node_names)
 
 
 def test_more_memory_gains_what_a_looser_cap_does(layers: Capture) -> None:
