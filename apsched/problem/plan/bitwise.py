@@ -16,12 +16,15 @@ their gradients among its outputs. Dynamo orders inputs by first use: there the 
 order (``parameter_order``), else bitwise mode is refused.
 """
 
+import logging
 from collections.abc import Iterator
 
 from apsched.errors import InputError
 from apsched.kinds import CollectiveKind
 from apsched.names import block_of
 from apsched.problem.problem import Collective, Problem
+
+logger = logging.getLogger(__name__)
 
 BITWISE_RULE = (
     "bitwise: each FSDP unit's gradients in one bucket of their own, in order of registration"
@@ -30,9 +33,9 @@ BITWISE_RULE = (
 
 def fsdp_units(problem: Problem) -> tuple[tuple[int, ...], ...]:
     """Return the reductions of each unit and key, in payload order; ``InputError`` if the graph
-    does not have that order, or adds gradients over the replicas first.
+    does not have that order.
     """
-    _refuse_replicas_first(problem)
+    _warn_of_replicas_first(problem)
     units: dict[tuple[str, int], list[int]] = {}
     for c in _reductions(problem):
         collective = problem.collectives[c]
@@ -55,9 +58,9 @@ def fsdp_units(problem: Problem) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(_in_payload_order(problem, members)) for members in units.values())
 
 
-def _refuse_replicas_first(problem: Problem) -> None:
-    """Raise InputError where a gradient is all-reduced over the replicas before it is reduced to
-    shards: FSDP2 does both the other way round, and sums round in another order.
+def _warn_of_replicas_first(problem: Problem) -> None:
+    """Warn of a gradient that is all-reduced over the replicas before it is reduced to shards:
+    FSDP2 does both the other way round, and sums round in another order.
 
     A group that carries collectives of activations, too, is one of tensor parallelism, where FSDP2
     gets gradients that are all-reduced.
@@ -75,13 +78,17 @@ def _refuse_replicas_first(problem: Problem) -> None:
         while len(before := problem.predecessors[node]) == 1 and node not in reduced:
             node = before[0]
         if node in reduced and reduced[node] not in parallel:
-            raise InputError(
-                f"{problem.name}: bitwise needs gradients that are reduced to shards first and then"
-                f" over the replicas, as FSDP2 does; the graph all-reduces that of"
-                f" {c.module or problem.node_names[c.start]} over group {reduced[node]} before"
-                f" ({problem.node_names[node]}), as DTensor does for [Replicate(), Shard(0)]; leave"
-                " bitwise out, or shard over all process ranks"
+            logger.warning(
+                "%s: weights may differ from those of eager FSDP2 in the last bits, though bitwise"
+                " is set: FSDP2 reduces gradients to shards first and then over the replicas; this"
+                " graph all-reduces that of %s over group %s before (%s), as DTensor does for"
+                " [Replicate(), Shard(0)]",
+                problem.name,
+                c.module or problem.node_names[c.start],
+                reduced[node],
+                problem.node_names[node],
             )
+            return
 
 
 def _reductions(problem: Problem) -> Iterator[int]:
