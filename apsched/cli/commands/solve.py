@@ -281,16 +281,18 @@ def _print_step(
     from apsched.report.summary import print_first
     from apsched.whole_step.accumulation.search import AccumulationAnswer
     from apsched.whole_step.joint_graph.step import JointAnswer
+    from apsched.whole_step.search import StepAnswer
 
     answer = solved.answer
-    if isinstance(answer, AccumulationAnswer):
-        print_accumulation(answer, rate, stdout)
-    else:
+    if not isinstance(answer, AccumulationAnswer):
         print_first(_first_lines(solved, results, rate), stdout)
-    if isinstance(answer, JointAnswer):
-        print_joint(answer, stdout)
-    elif answer is not None and not isinstance(answer, AccumulationAnswer):
-        print_kept(answer, stdout)
+    match answer:
+        case AccumulationAnswer():
+            print_accumulation(answer, rate, stdout)
+        case JointAnswer():
+            print_joint(answer, stdout)
+        case StepAnswer():
+            print_kept(answer, stdout)
     if along:
         print_along_caps(along, stdout)
 
