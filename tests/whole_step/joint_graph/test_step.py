@@ -139,7 +139,13 @@ def test_the_choice_is_the_best_of_all_where_the_network_binds(layers: Capture) 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("prices", "cap_bytes", "second_group"),
-    [(SLOW, 150_000, False), (SLOW, None, True), (LATE, 200_000, False), (LATE, 150_000, True)],
+    [
+        (SLOW, 150_000, False),
+        (SLOW, 230_000, False),
+        (SLOW, None, True),
+        (LATE, 200_000, False),
+        (LATE, 150_000, True),
+    ],
 )
 def test_no_choice_is_faster_than_the_bound(
     layers: Capture, prices: FlatPrices, cap_bytes: int | None, second_group: bool
