@@ -18,8 +18,8 @@ def test_smoke(tmp_path: Path) -> None:
     out = tmp_path / "accumulate.md"
     assert main(["--smoke", "-o", str(out)]) == 0
     rows = [Row(**row) for row in json.loads(out.with_suffix(".json").read_text())]
-    names = ["none", "kept", "no_sync", "no_sync_kept", "once", "apsched"]
-    assert [row.choice for row in rows] == names
+    by_hand = ["none", "kept", "no_sync", "no_sync_kept", "once", "last_block", "fsdp2"]
+    assert [row.choice for row in rows] == [*by_hand, "apsched"]
     assert sum(line.startswith("| llama3") for line in out.read_text().splitlines()) == len(rows)
     times = [row.step_ms or 0.0 for row in rows]
     assert times[-1] <= min(times) < times[0]
