@@ -1,10 +1,10 @@
 """``python -m benchmarks.accumulate``: several micro-batches in a row; the choices that people make
 beside the one found.
 
-    python -m benchmarks.accumulate [--smoke] [--case N] [-o FILE.md]
+    python -m benchmarks.accumulate [--smoke] [--case N] [-o FILE.md [--resume]]
 
 Writes a table, after each case again, and the same figures as JSON beside it. ``--smoke`` measures
-a small model in under a minute.
+a small model in under a minute; ``--resume`` goes on where the table ends.
 """
 
 import sys
@@ -25,8 +25,9 @@ _HEAD = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status: 1 where a choice that people make is faster."""
+    cases = {"grid": GRID, "smoke": SMOKE}
     return run(
-        arguments, "benchmarks.accumulate", __doc__ or "", (GRID, SMOKE), measured, write, _line
+        arguments, "benchmarks.accumulate", __doc__ or "", cases, measured, write, _line, Row
     )
 
 

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -48,29 +48,48 @@ def run(
     arguments: Sequence[str] | None,
     prog: str,
     description: str,
-    cases: tuple[Sequence[Any], Sequence[Any]],
+    cases: Mapping[str, Sequence[Any]],
     measured: Callable[[Any], Iterable[R]],
     write: Callable[[Path, Sequence[R]], None],
     line: Callable[[R], str],
+    row_type: type[R],
 ) -> int:
-    """Run the benchmark ``prog`` with ``arguments``: measure its ``cases``, the grid or with
-    ``--smoke`` the small one, and write the table after each choice found; return the exit status:
-    1 where a choice that people make is faster.
+    """Run the benchmark ``prog`` with ``arguments``: measure its ``cases``, those of the name given
+    (the first name by default), and write the table after each case; return the exit status: 1
+    where a choice that people make is faster.
     """
     parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.add_argument("--smoke", action="store_true", help="a small model alone")
+    default, *others = cases
+    for name in others:
+        parser.add_argument(
+            f"--{name}", dest="cases", action="store_const", const=name, help=f"the cases {name!r}"
+        )
     parser.add_argument("-o", "--out", type=Path, help="table to write (default: none)")
-    parser.add_argument("--case", type=int, help="one case of the grid, by number from 0")
+    parser.add_argument("--case", type=int, help="one case, by number from 0")
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out the cases that the table of --out has"
+    )
     args = parser.parse_args(arguments)
-    chosen = cases[1] if args.smoke else cases[0]
-    rows: list[R] = []
+    if args.resume and args.out is None:
+        parser.error("--resume: expected --out, the table that is continued")
+    chosen = cases[args.cases or default]
+    rows = _read(args.out, row_type) if args.resume else []
+    known = {row.case for row in rows}
     for case in chosen if args.case is None else chosen[args.case : args.case + 1]:
+        if str(case) in known:
+            continue
         for row in measured(case):
             rows.append(row)
             print(line(row), file=sys.stderr, flush=True)
-            if args.out is not None and row.choice == "apsched":
-                write(args.out, rows)
+        if args.out is not None:
+            write(args.out, rows)
     return 1 if beaten(rows) else 0
+
+
+def _read(out: Path, row_type: type[R]) -> list[R]:
+    """Return the rows of the figures beside the table ``out``; none where there are none."""
+    figures = out.with_suffix(".json")
+    return [row_type(**row) for row in json.loads(figures.read_text())] if figures.exists() else []
 
 
 def write_table(out: Path, head: str, rows: Sequence[R], line: Callable[[R], str]) -> None:

@@ -1,10 +1,11 @@
 """``python -m benchmarks.keep``: keep gathered parameters from forward to backward, or gather them
 again; the choices that people make beside the one found, under several memory caps.
 
-    python -m benchmarks.keep [--smoke] [-o FILE.md]
+    python -m benchmarks.keep [--wide | --smoke] [-o FILE.md [--resume]]
 
-Writes a table, after each cap again, and the same figures as JSON beside it. ``--smoke`` measures a
-small model in under a minute.
+Writes a table, after each case again, and the same figures as JSON beside it. ``--wide`` measures
+three models on three clusters and meshes, hours on one core; ``--resume`` goes on where the table
+ends. ``--smoke`` measures a small model in under a minute.
 """
 
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from apsched.report.answer.kept_words import kept_count
 from benchmarks.common.choices import figure, run, write_table
-from benchmarks.keep.cases import GRID, SMOKE, Row, measured
+from benchmarks.keep.cases import GRID, SMOKE, WIDE, Row, measured
 
 _HEAD = (
     "# Keep or gather again\n\n`python -m benchmarks.keep`: step times and peaks of the choices"
@@ -26,7 +27,8 @@ _HEAD = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status: 1 where a choice that people make is faster."""
-    return run(arguments, "benchmarks.keep", __doc__ or "", (GRID, SMOKE), measured, write, _line)
+    cases = {"grid": GRID, "wide": WIDE, "smoke": SMOKE}
+    return run(arguments, "benchmarks.keep", __doc__ or "", cases, measured, write, _line, Row)
 
 
 def write(out: Path, rows: Sequence[Row]) -> None:

@@ -49,6 +49,19 @@ GRID = (
     Case(model="llama3-70b", mesh="fsdp=256", seq_len=2048, cluster="h100"),
     Case(model="llama3-70b", mesh="fsdp=256", seq_len=2048, cluster="a100-efa", room=(0.1,)),
 )
+MESHES = {
+    "llama3-8b": ("fsdp=8", "fsdp=64", "fsdp=256"),
+    "deepseek-v3-16b": ("fsdp=8,ep=8", "fsdp=64,ep=8", "fsdp=256,ep=8"),
+    "llama3-70b": ("fsdp=64", "fsdp=256"),  # with AdamW it does not fit eight devices
+}
+WIDE = tuple(
+    Case(model=model, mesh=mesh, seq_len=seq_len, cluster=cluster, room=(0.25,))
+    for model, meshes in MESHES.items()
+    for mesh in meshes
+    for cluster in ("h100", "h100-tcpx", "a100-efa")
+    for seq_len in (2048, 8192)
+)
+"""Every model on every mesh, cluster and length."""
 SMOKE = (
     Case(
         model="llama3-debug",

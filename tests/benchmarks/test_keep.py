@@ -30,7 +30,7 @@ FOUND = replace(ROW, choice="apsched", gap=0.01, cpu_s=5.0)
 
 
 @pytest.mark.slow
-def test_smoke(tmp_path: Path) -> None:
+def test_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "keep.md"
     assert main(["--smoke", "-o", str(out)]) == 0
     rows = [Row(**row) for row in json.loads(out.with_suffix(".json").read_text())]
@@ -38,6 +38,12 @@ def test_smoke(tmp_path: Path) -> None:
     assert sum(line.startswith("| llama3") for line in out.read_text().splitlines()) == len(rows)
     assert rows[-1].num_kept == rows[1].num_kept == 20
     assert not beaten(rows)
+    table = out.read_text()
+    monkeypatch.setattr("benchmarks.keep.__main__.measured", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["--smoke", "-o", str(out)])
+    assert main(["--smoke", "-o", str(out), "--resume"]) == 0  # every case is in the table
+    assert out.read_text() == table
 
 
 def test_a_faster_choice_under_the_same_cap_is_found() -> None:
