@@ -16,9 +16,8 @@ def jobs(tmp_path_factory) -> dict[int, list[dict]]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("size", [2, 4])
-def test_losses_and_gradients_are_those_of_all_gathered_again(jobs, size) -> None:
-    for report in jobs[size]:
+def test_losses_and_gradients_are_those_of_all_gathered_again(jobs) -> None:
+    for report in jobs[4]:
         found = report["compiled"]
         for choice in ("none", "all", "one", "auto", "no memory"):
             assert found[choice]["num_unequal"] == 0, choice
@@ -53,10 +52,9 @@ def test_parameters_resharded_in_their_node_are_gathered_there(jobs, where) -> N
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("size", [2, 4])
-def test_all_process_ranks_keep_the_same(jobs, size) -> None:
-    first = jobs[size][0]["compiled"]
-    for report in jobs[size]:
+def test_all_process_ranks_keep_the_same(jobs) -> None:
+    first = jobs[4][0]["compiled"]
+    for report in jobs[4]:
         for choice in ("auto", "no memory"):
             assert report["compiled"][choice]["gathers"] == first[choice]["gathers"]
 
@@ -70,9 +68,8 @@ def test_where_one_has_another_choice_all_have_the_graphs_of_torch(jobs, form) -
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("size", [2, 4])
-def test_graphs_compute_the_same_whatever_is_kept(jobs, size) -> None:
-    for report in jobs[size]:
+def test_graphs_compute_the_same_whatever_is_kept(jobs) -> None:
+    for report in jobs[4]:
         assert report["graphs"]["num"] > 2
         assert report["graphs"]["all"]
         assert report["graphs"]["some"]

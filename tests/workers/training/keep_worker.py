@@ -148,13 +148,14 @@ def interpreted(world_size: int) -> dict[str, object]:
 def report(world_size: int, folder: Path) -> dict[str, object]:
     cluster = folder / f"two-nodes-{dist.get_rank()}.toml"
     cluster.write_text(TWO_NODES)
-    found = {"compiled": compiled(), "graphs": interpreted(world_size)}
     if world_size == 2:
-        found["other on one"] = other_on_one()
-    if world_size == 4:
-        found["two nodes"] = on_two_nodes(cluster, inductor=False)
-        found["two nodes, inductor"] = on_two_nodes(cluster, inductor=True)
-    return found
+        return {"other on one": other_on_one()}
+    return {
+        "compiled": compiled(),
+        "graphs": interpreted(world_size),
+        "two nodes": on_two_nodes(cluster, inductor=False),
+        "two nodes, inductor": on_two_nodes(cluster, inductor=True),
+    }
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
