@@ -1,13 +1,13 @@
-"""The choice for a step, of one or of several micro-batches, under each of several memory caps."""
+"""The choice for a step under each of several memory caps."""
 
 from collections.abc import Iterator, Sequence
 from typing import overload
 
 from apsched.quantities import MemoryCap
-from apsched.whole_step.accumulation.step import Accumulation
+from apsched.whole_step.joint_graph.step import JointAnswer, JointStep
 from apsched.whole_step.pair import Step
 from apsched.whole_step.search import StepAnswer
-from apsched.whole_step.solve import Answer, best_choice
+from apsched.whole_step.solve import Answer, AnyStep, best_choice
 
 Caps = Sequence[MemoryCap | None]
 
@@ -15,8 +15,10 @@ Caps = Sequence[MemoryCap | None]
 @overload
 def answers_along_caps(step: Step, caps: Caps) -> Iterator[StepAnswer]: ...
 @overload
-def answers_along_caps(step: Step | Accumulation, caps: Caps) -> Iterator[Answer]: ...
-def answers_along_caps(step: Step | Accumulation, caps: Caps) -> Iterator[Answer]:
+def answers_along_caps(step: JointStep, caps: Caps) -> Iterator[JointAnswer]: ...
+@overload
+def answers_along_caps(step: AnyStep, caps: Caps) -> Iterator[Answer]: ...
+def answers_along_caps(step: AnyStep, caps: Caps) -> Iterator[Answer]:
     """Yield the answer for ``step`` under each of ``caps``, which ascend; ``None`` is the memory of
     the device.
 
@@ -24,14 +26,14 @@ def answers_along_caps(step: Step | Accumulation, caps: Caps) -> Iterator[Answer
     """
     before: Answer | None = None
     for cap in caps:
-        at_cap = step.with_cap(cap)
+        step = step.with_cap(cap)
         if before is not None and before.best.fits:
-            at_cap.solve(before.best.kept)
-        before = best_choice(at_cap)
+            step.solve(before.best.kept)
+        before = best_choice(step)
         yield before
 
 
-def frontier(step: Step | Accumulation, count: int) -> tuple[Answer, ...]:
+def frontier(step: AnyStep, count: int) -> tuple[Answer, ...]:
     """Return the answers for ``step`` under ``count`` memory caps, evenly spaced from its least
     memory to the peak of the fastest step; equal caps once.
     """
@@ -41,7 +43,7 @@ def frontier(step: Step | Accumulation, count: int) -> tuple[Answer, ...]:
     return tuple(answers_along_caps(step, caps))
 
 
-def range_ends_bytes(step: Step | Accumulation) -> tuple[int, int]:
+def range_ends_bytes(step: AnyStep) -> tuple[int, int]:
     """Return the least memory of all graphs with only those parameters kept that rules of the plan
     keep, and the peak of the fastest step that is found without a memory cap.
     """

@@ -6,11 +6,8 @@ searches differ by chance, so a gain counts as proven only by bounds.
 
 from dataclasses import dataclass
 
-from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.choices import Choice
-from apsched.whole_step.joint_graph.step import JointStep
-from apsched.whole_step.pair import Step
-from apsched.whole_step.solve import AnyAnswer, best_choice
+from apsched.whole_step.solve import Answer, AnyStep, best_choice
 
 MORE_BYTES = 2**30
 
@@ -19,8 +16,8 @@ MORE_BYTES = 2**30
 class MoreMemory:
     """The answer for a step, and the one under a cap that is looser by ``more_bytes``."""
 
-    now: AnyAnswer
-    more: AnyAnswer
+    now: Answer
+    more: Answer
     more_bytes: int
 
     @property
@@ -51,10 +48,8 @@ class MoreMemory:
         return self.now.best.kept - self.more.best.kept if self.gain_ticks else Choice()
 
 
-def with_more_memory(
-    step: Step | Accumulation | JointStep, now: AnyAnswer, more_bytes: int = MORE_BYTES
-) -> MoreMemory:
+def with_more_memory(step: AnyStep, now: Answer, more_bytes: int = MORE_BYTES) -> MoreMemory:
     """Return the gain from ``more_bytes`` of memory for ``step``; its answer ``now`` must fit."""
-    looser: Step | Accumulation | JointStep = step.with_more(more_bytes)
+    looser: AnyStep = step.with_more(more_bytes)
     looser.solve(now.best.kept)
     return MoreMemory(now=now, more=best_choice(looser), more_bytes=more_bytes)

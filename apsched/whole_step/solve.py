@@ -24,8 +24,8 @@ from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Step, may_keep, pair_of, parameters_of, with_kept
 from apsched.whole_step.search import StepAnswer, solve_choice, solve_step
 
-Answer = StepAnswer | AccumulationAnswer
-AnyAnswer = Answer | JointAnswer
+AnyStep = Step | Accumulation | JointStep
+Answer = StepAnswer | AccumulationAnswer | JointAnswer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class SolvedGraphs:
 
     graphs: tuple[LoadedGraph, ...]
     results: tuple[Result, ...]
-    step: Step | Accumulation | JointStep | None = None
+    step: AnyStep | None = None
     """``None`` for one graph of forward and backward whose choice is stated, too."""
-    answer: AnyAnswer | None = None
+    answer: Answer | None = None
 
 
 def solve_graphs(
@@ -60,18 +60,9 @@ def solve_graphs(
         return _solved_joint(graphs[0], request, keep, progress)
     step = Step.of(graphs, request, progress)
     if num_micro_batches == 1:
-        answer = solve_choice(step, keep)
-        return SolvedGraphs(
-            graphs=answer.best.graphs, results=answer.best.results, step=step, answer=answer
-        )
+        return _solved_step(step, solve_choice(step, keep))
     accumulation = Accumulation.of(step, num_micro_batches)
-    several = solve_accumulation(accumulation, keep)
-    return SolvedGraphs(
-        graphs=several.best.graphs,
-        results=several.best.results,
-        step=accumulation,
-        answer=several,
-    )
+    return _solved_step(accumulation, solve_accumulation(accumulation, keep))
 
 
 def _solved_joint(
@@ -80,8 +71,12 @@ def _solved_joint(
     """Return ``graph``, one of forward and backward, solved as ``keep`` requests."""
     step = JointStep.of(graph, request, progress) if keep.mode == AUTO else None
     answer = solve_stated(graph, request, keep, progress) if step is None else solve_joint(step)
+    return _solved_step(step, answer)
+
+
+def _solved_step(step: AnyStep | None, answer: Answer) -> SolvedGraphs:
     return SolvedGraphs(
-        graphs=(answer.best.graph,), results=(answer.result,), step=step, answer=answer
+        graphs=answer.best.graphs, results=answer.best.results, step=step, answer=answer
     )
 
 
@@ -90,10 +85,10 @@ def best_choice(step: Step) -> StepAnswer: ...
 @overload
 def best_choice(step: Accumulation) -> AccumulationAnswer: ...
 @overload
-def best_choice(step: Step | Accumulation) -> Answer: ...
-@overload
 def best_choice(step: JointStep) -> JointAnswer: ...
-def best_choice(step: Step | Accumulation | JointStep) -> AnyAnswer:
+@overload
+def best_choice(step: AnyStep) -> Answer: ...
+def best_choice(step: AnyStep) -> Answer:
     """Return the answer for ``step`` with the fastest choice found."""
     if isinstance(step, Accumulation):
         return solve_accumulation(step, KeepRequest(mode=AUTO))

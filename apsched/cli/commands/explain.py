@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from apsched.what_if.one_more import Relaxed
     from apsched.whole_step.keep_request import KeepRequest
     from apsched.whole_step.one_more import MoreMemory
-    from apsched.whole_step.solve import AnyAnswer, SolvedGraphs
+    from apsched.whole_step.solve import Answer, SolvedGraphs
 
 
 def add_parser(verbs: Any) -> None:
@@ -104,7 +104,7 @@ def _more_memory(
         return with_more_memory(step, answer)
 
 
-def _step_json(answer: "AnyAnswer | None", more: "MoreMemory | None") -> dict[str, Any]:
+def _step_json(answer: "Answer | None", more: "MoreMemory | None") -> dict[str, Any]:
     """Return the step for ``--json``, if the graphs are one."""
     from apsched.report.answer.more_memory import more_memory_json
     from apsched.report.answer.step import step_entries
@@ -155,7 +155,7 @@ def _print(
             print_binding(out, result, ones)
 
 
-def _step_lines(answer: "AnyAnswer | None", more: "MoreMemory | None") -> list[str]:
+def _step_lines(answer: "Answer | None", more: "MoreMemory | None") -> list[str]:
     """Return the answer for the step as text."""
     from apsched.report.answer.more_memory import more_memory_lines
     from apsched.report.answer.step import step_lines

@@ -100,7 +100,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     where = source_request(args), cost_choice(args), direction(args)
     keep = kept_parameters(args, where[-1])
     request = solve_request(args, keep)
-    num_caps = _num_caps(args, keep.mode, where[-1])
+    num_caps = _num_caps(args, keep.mode)
     num_micro_batches = micro_batches_in_a_row(args, where[-1])
     check_out_dir(args)
     progress = Progress()
@@ -138,12 +138,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
 def _along_caps(solved: "SolvedGraphs", num_caps: int) -> "tuple[Answer, ...]":
     """Return the answers of the step under so many memory caps; none where 0 are requested."""
     from apsched.whole_step.along_caps import frontier
-    from apsched.whole_step.joint_graph.step import JointStep
 
-    step = solved.step
-    if not num_caps or step is None or isinstance(step, JointStep):
-        return ()
-    return frontier(step, num_caps)
+    return frontier(solved.step, num_caps) if num_caps and solved.step is not None else ()
 
 
 def _with_files(
@@ -308,7 +304,7 @@ def _raise_lost(lost: "list[ApschedError]", unwritten: str) -> None:
         raise kind("; ".join(wrong)) from (lost[0] if lost else None)
 
 
-def _num_caps(args: argparse.Namespace, keep: str, which: str) -> int:
+def _num_caps(args: argparse.Namespace, keep: str) -> int:
     """Return the number of memory caps of ``--frontier``; 0 where it is left out."""
     from apsched.errors import InputError
     from apsched.quantities import parse_count
@@ -320,10 +316,5 @@ def _num_caps(args: argparse.Namespace, keep: str, which: str) -> int:
         raise InputError(
             "--frontier: it needs --keep auto; for each graph alone use `apsched study` with"
             f" --vary memory_cap=floor..none:{args.frontier}"
-        )
-    if which == "joint":
-        raise InputError(
-            "--frontier: expected forward and backward apart, found --direction joint; choose"
-            " --direction both"
         )
     return parse_count(args.frontier, "--frontier", least=2)

@@ -5,11 +5,13 @@ from typing import Any, TextIO
 
 from apsched.quantities import show_bytes
 from apsched.report.answer.accumulation import accumulation_cells, accumulation_figures
-from apsched.report.answer.kept_words import kept_in_words
-from apsched.report.answer.whole_step import kept_cells, kept_figures
+from apsched.report.answer.joint_graph import choice_figures
+from apsched.report.answer.kept_words import kept_count, kept_in_words
+from apsched.report.answer.whole_step import kept_figures
 from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
 from apsched.whole_step.accumulation.search import AccumulationAnswer
+from apsched.whole_step.joint_graph.step import JointAnswer
 from apsched.whole_step.solve import Answer
 
 
@@ -29,7 +31,10 @@ def along_caps_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
 def _figures(answer: Answer) -> dict[str, Any]:
     if isinstance(answer, AccumulationAnswer):
         return accumulation_figures(answer.best) | {"choice": sorted(answer.best.kept)}
-    return kept_figures(answer.best) | {"kept": sorted(answer.best.kept)}
+    kept = {"kept": sorted(answer.best.kept)}
+    if isinstance(answer, JointAnswer):
+        return choice_figures(answer.best) | kept
+    return kept_figures(answer.best) | kept
 
 
 def print_along_caps(answers: Sequence[Answer], stream: TextIO) -> None:
@@ -51,7 +56,10 @@ def _cells(answer: Answer, bound: str) -> tuple[str, ...]:
     if isinstance(answer, AccumulationAnswer):
         kept, held, summed, step, peak, _ = accumulation_cells(answer.best)
         return peak, step or "does not fit", bound, kept, held, summed
-    best = answer.best
-    count, size, _, _, step, peak, _ = kept_cells(best)
-    kept = kept_in_words(best.kept, answer.names) if best.fits else "no schedule fits"
-    return peak, step, bound, count, size, kept
+    best, figures = answer.best, _figures(answer)
+    count = kept_count(figures["num_kept"], figures["num_in_node"])
+    size = show_bytes(best.kept_bytes)
+    if not best.fits:
+        return "", "", bound, count, size, "no schedule fits"
+    step, kept = figures["step_time_us"], kept_in_words(best.kept, answer.names)
+    return show_bytes(best.peak_bytes), f"{step / 1000:,.3f}", bound, count, size, kept

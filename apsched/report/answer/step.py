@@ -22,7 +22,8 @@ from apsched.whole_step.accumulation.search import AccumulationAnswer
 from apsched.whole_step.accumulation.step import SolvedAccumulation
 from apsched.whole_step.joint_graph.step import JointAnswer
 from apsched.whole_step.keep_request import KEPT_FILE, kept_file
-from apsched.whole_step.solve import Answer, AnyAnswer
+from apsched.whole_step.search import StepAnswer
+from apsched.whole_step.solve import Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -31,7 +32,7 @@ class StepResult:
     micro-batches in a row.
     """
 
-    answer: Answer
+    answer: StepAnswer | AccumulationAnswer
     model: str
     """Class of the model."""
     kept_tensors: dict[str, tuple[str, ...]]
@@ -123,7 +124,7 @@ class StepResult:
         return "\n".join(("apsched.StepResult", *(f"  {line}" for line in lines)))
 
 
-def step_entries(answer: AnyAnswer) -> dict[str, dict[str, Any]]:
+def step_entries(answer: Answer) -> dict[str, dict[str, Any]]:
     """Return the entries of the step in ``--json``: the figures of the answer first, and for one
     graph of forward and backward those of both apart.
     """
@@ -134,7 +135,7 @@ def step_entries(answer: AnyAnswer) -> dict[str, dict[str, Any]]:
     return {"keep": keep_json(answer)}
 
 
-def step_lines(answer: AnyAnswer) -> tuple[str, ...]:
+def step_lines(answer: Answer) -> tuple[str, ...]:
     """Return the step as text: time and bound, and the choice."""
     if isinstance(answer, AccumulationAnswer):
         return accumulation_lines(answer, None)

@@ -1,6 +1,6 @@
 """The section of a report on the whole step: the choices solved, and the kept parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
@@ -16,7 +16,7 @@ def kept_section(keep: Mapping[str, Any]) -> str:
     """Return the section on the parameters kept from forward to backward; ``keep`` is the entry of
     that name in ``--json``.
     """
-    return _section(keep, "the choices", f"{_choices(keep)}\n{_frontier(keep)}")
+    return _section(keep, "the choices", f"{_choices(keep)}\n{_frontier(keep, _HEAD, _cells)}")
 
 
 def joint_section(joint: Mapping[str, Any], apart: Mapping[str, Any] | None) -> str:
@@ -29,10 +29,10 @@ def joint_section(joint: Mapping[str, Any], apart: Mapping[str, Any] | None) -> 
         (name, *_joint_cells(choice))
         for name, choice in (*joint["compared"].items(), ("apsched", joint))
     ]
-    head = ("choice", "kept", "kept bytes", "step", "peak memory", "fits the cap")
-    compared = table(head, rows, best=len(rows) - 1)
+    compared = table(("choice", *_JOINT_HEAD, "fits the cap"), rows, best=len(rows) - 1)
     tables = (
         f"<h3>Choices in one graph</h3>\n<div class=wide>{compared}</div>\n"
+        f"{_frontier(joint, _JOINT_HEAD, lambda one: _joint_cells(one)[:-1])}\n"
         f"{_choices(apart, 'Choices for forward and backward apart')}"
     )
     return _section(joint, "the choices", tables)
@@ -109,24 +109,28 @@ def _choices(keep: Mapping[str, Any], title: str = "Choices") -> str:
     return f"<h3>{title}</h3>\n<div class=wide>{table(head, rows, best=len(rows) - 1)}</div>"
 
 
-def _frontier(keep: Mapping[str, Any]) -> str:
+def _frontier(
+    keep: Mapping[str, Any],
+    figures: tuple[str, ...],
+    cells: Callable[[Mapping[str, Any]], tuple[str, ...]],
+) -> str:
     """Return memory against step time: along memory caps where these were solved, else of the
-    choices that were.
+    choices that were. ``cells`` gives the ``figures`` of one of them.
     """
     along = [one for one in keep.get("along_caps", ()) if one["fits"]]
-    found = along or keep["frontier"]
+    found = along or keep.get("frontier", ())
     if len(found) < 2 and not along:
         return ""
     names = keep["parameters"]
     rows = [
         (
             show_bytes(one["memory_cap_bytes"]) if along else show_bytes(one["peak_memory_bytes"]),
-            *_cells(one),
+            *cells(one),
             kept_in_words(one["kept"], names),
         )
         for one in found
     ]
-    head = ("memory cap" if along else "memory", *_HEAD, "kept parameters")
+    head = ("memory cap" if along else "memory", *figures, "kept parameters")
     made = table(head, rows, text=(len(head) - 1,))
     return f"<h3>Memory against step time</h3>\n<div class=wide>{made}</div>"
 
@@ -140,6 +144,7 @@ def _unsolved_cells(choice: Mapping[str, Any], time: str, fits: str) -> tuple[st
 
 
 _HEAD = ("kept", "kept bytes", "forward", "backward", "step", "peak memory")
+_JOINT_HEAD = ("kept", "kept bytes", "step", "peak memory")
 
 
 def _cells(choice: Mapping[str, Any]) -> tuple[str, ...]:

@@ -2,16 +2,20 @@
 that graph, and compared there with none kept and with all kept.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from apsched.config import Caps
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph, under_plan
 from apsched.progress import Progress
+from apsched.quantities import MemoryCap
 from apsched.schedule.schedule import Schedule
 from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.bounds.whole_step import graph_bound
+from apsched.solver.requested import solve_requested
 from apsched.whole_step.choices import ALL, NONE, Choice
 from apsched.whole_step.improve import NEVER, ticks_of
 from apsched.whole_step.joint_graph.bound import JointGraphs
@@ -62,6 +66,23 @@ class JointChoice:
         best = self.result.best if self.result is not None else None
         return 0 if best is None else best.peak_memory_bytes
 
+    @property
+    def least_bytes(self) -> int:
+        """The least memory for which a schedule is known; of a choice that was solved."""
+        (result,) = self.results
+        return result.answer.floor_memory_bytes
+
+    @property
+    def graphs(self) -> tuple[LoadedGraph, ...]:
+        """The graph, as other steps have theirs."""
+        return (self.graph,)
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """The answer for the graph; of a choice that was solved."""
+        assert self.result is not None
+        return (self.result,)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointAnswer:
@@ -82,8 +103,8 @@ class JointAnswer:
     @property
     def result(self) -> Result:
         """The answer for the graph."""
-        assert self.best.result is not None
-        return self.best.result
+        (result,) = self.best.results
+        return result
 
     @property
     def gap(self) -> float:
@@ -112,17 +133,36 @@ class JointStep:
     made: dict[Choice, LoadedGraph] = field(default_factory=dict)
     solved: dict[Choice, JointChoice] = field(default_factory=dict)
     """Choices that were solved already."""
+    before: Mapping[Choice, JointChoice] = field(default_factory=dict)
+    """Choices that were solved under another memory cap: no answer for one of them is slower, as
+    long as that schedule keeps the caps.
+    """
 
     @classmethod
     def of(cls, graph: LoadedGraph, request: SolveRequest, progress: Progress) -> "JointStep":
         """Return the step that ``graph``, one of forward and backward under the plan, is."""
         # a gather in the node would depend on compute in one graph, and share no launch
         halves = under_plan([replace(half, nodes={}) for half in graph.apart], request)
-        step = cls(graph=graph, apart=Step.of(halves, request, progress))
-        if request.memory_cap is None or not request.memory_cap.above_floor:
-            return step
-        least = step.under(step.apart.always)
-        return replace(step, floor_caps=resolve_caps(least, request, progress))
+        return cls(graph=graph, apart=Step.of(halves, request, progress))._above_floor()
+
+    def with_cap(self, memory_cap: MemoryCap | None) -> "JointStep":
+        """Return this step under another memory cap, with the graphs that are made already; a floor
+        is that of the graph with only those parameters kept that a rule keeps.
+        """
+        step = replace(self._later(self.apart.with_cap(memory_cap)), floor_caps=None, more_bytes=0)
+        return step._above_floor()
+
+    def _above_floor(self) -> "JointStep":
+        """Return this step with its memory cap, if that is one above a floor, in bytes."""
+        memory_cap = self.request.memory_cap
+        if memory_cap is None or not memory_cap.above_floor:
+            return self
+        caps = resolve_caps(self.under(self.always), self.request, self.apart.progress)
+        return replace(self, floor_caps=caps)
+
+    def _later(self, apart: Step) -> "JointStep":
+        """Return this step with ``apart``, both apart under other caps."""
+        return replace(self, apart=apart, solved={}, before={**self.before, **self.solved})
 
     @property
     def request(self) -> SolveRequest:
@@ -131,12 +171,13 @@ class JointStep:
 
     def with_more(self, size_bytes: int) -> "JointStep":
         """Return this step with memory caps that are looser by ``size_bytes``."""
-        return replace(
-            self,
-            apart=self.apart.with_more(size_bytes),
-            more_bytes=self.more_bytes + size_bytes,
-            solved={},
-        )
+        step = self._later(self.apart.with_more(size_bytes))
+        return replace(step, more_bytes=self.more_bytes + size_bytes)
+
+    @property
+    def always(self) -> Choice:
+        """Parameters that a rule of the plan keeps."""
+        return self.apart.always
 
     def under(self, kept: Choice) -> LoadedGraph:
         """Return the graph with the parameters ``kept``, under the plan."""
@@ -187,7 +228,23 @@ class JointStep:
         progress.note(f"one graph of both with {len(kept)} parameters kept")
         graph, caps = self.under(kept), self.caps_of(kept)
         result = solve_graph(graph, self.request, progress, caps=caps, apart=apart)
+        start = self._faster_before(kept, result)
+        if start is not None:
+            search = partial(solve_requested, start=start)
+            result = solve_graph(graph, self.request, progress, caps=caps, search=search)
         return self._choice(kept, result.answer.bound_ticks, result)
+
+    def _faster_before(self, kept: Choice, found: Result) -> Schedule | None:
+        """Return the schedule with the choice ``kept`` under another memory cap, if it keeps the
+        cap of ``found`` and is faster.
+        """
+        before, cap_bytes = self.before.get(kept), found.caps.memory_cap_bytes
+        if before is None or not before.fits:
+            return None
+        keeps_cap = cap_bytes is None or before.peak_bytes <= cap_bytes
+        least = NEVER if found.best is None else found.best.step_time_ticks
+        (result,) = before.results
+        return result.schedule if keeps_cap and before.step_ticks < least else None
 
     def _choice(self, kept: Choice, bound_ticks: int, result: Result | None) -> JointChoice:
         return JointChoice(
@@ -211,7 +268,7 @@ class JointStep:
 
     def bound(self) -> TimeBound:
         """Return the bound over all choices."""
-        least, most = self.apart.always, self.apart.most
+        least, most = self.always, self.apart.most
         loosest = self.caps_of(least)
         caps_bytes = [self.caps_of(kept).memory_cap_bytes for kept in {least, most}]
         known = [cap for cap in caps_bytes if cap is not None]
