@@ -43,7 +43,7 @@ from apsched.study.run import run as answer
 from apsched.study.setting import Setting
 from apsched.study.speeds import Speeds, parse_times
 from apsched.study.store import Store
-from apsched.whole_step.keep_request import AUTO, keep_request
+from apsched.whole_step.keep_request import AUTO, keep_request, of_direction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,13 +290,14 @@ def setting_of(args: argparse.Namespace) -> Setting:
         for name in SPEEDS
         if getattr(args, name, None) is not None
     }
-    num_micro_batches = micro_batches_in_a_row(args, direction(args))
+    which = direction(args)
+    num_micro_batches = micro_batches_in_a_row(args, which)
     by_default = AUTO if num_micro_batches > 1 else None  # they need a choice
-    keep = keep_request(args.keep or by_default)
+    keep = of_direction(keep_request(args.keep or by_default), which)
     return Setting(
         request=source_request(args),
         costs=cost_choice(args),
-        direction=direction(args),
+        direction=which,
         search=replace(solve_request(args, keep), memory_cap=None, bitwise_price=False),
         speeds=Speeds(**speeds),
         keep=keep,

@@ -62,6 +62,10 @@ class LoadedGraph:
     """The problem as it would be without bitwise mode; ``None`` where that is not on."""
     apart: "tuple[LoadedGraph, ...]" = ()
     """Of one graph of forward and backward: both apart, as far as they are known."""
+    places: tuple[int, ...] = ()
+    """Of one of these: rank in the graph of both of each node; -1 for outputs, and for inputs of
+    backward that forward computes.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +235,7 @@ def _export_capture(
         if captured.name in wanted or JOINT in wanted
     )
     if JOINT in wanted:
-        graphs = (replace(graphs[-1], apart=beside_each_other(graphs[:-1], cluster)),)
+        graphs = (with_apart(graphs[-1], beside_each_other(graphs[:-1], cluster)),)
     notes = capture.notes + tuple(
         f"priced by formula, not in the table: {line}" for line in formulas.unpriced()
     )
@@ -252,6 +256,16 @@ def _export_capture(
         saved_bytes=capture.saved_bytes,
         rate=step_rate(request, source, capture.graphs, cluster.device),
     )
+
+
+def with_apart(joint: LoadedGraph, apart: Sequence[LoadedGraph]) -> LoadedGraph:
+    """Return ``joint``, one graph of forward and backward, with both ``apart`` and their places."""
+    from apsched.capture.one_graph import joint_places
+
+    captured = (half.captured for half in apart)
+    places = joint_places(*(one.module for one in captured if one is not None))
+    halves = zip(apart, places, strict=True)
+    return replace(joint, apart=tuple(replace(half, places=tuple(own)) for half, own in halves))
 
 
 def _axes_of_groups(source: OpenedSource, graphs: Sequence[LoadedGraph]) -> tuple[str, ...]:

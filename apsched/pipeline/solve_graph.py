@@ -208,12 +208,8 @@ def _never_slower_than_apart(
     """Return a search that starts from the answers for forward and backward alone, one behind the
     other: where these fit together, it finds nothing slower.
     """
-    from apsched.capture.one_graph import joint_places  # torch, which graph files do without
     from apsched.solver import solve_requested
 
-    forward, backward = (half.captured for half in graph.apart)
-    assert forward is not None
-    assert backward is not None
     problems = [request.posed(half.problem)[0] for half in graph.apart]
     schedules = list(apart)
     for problem in () if apart else problems:
@@ -222,9 +218,9 @@ def _never_slower_than_apart(
         if best is None:
             return partial(solve_requested, progress=progress.solver)
         schedules.append(best.schedule)
-    both = zip(problems, schedules, joint_places(forward.module, backward.module), strict=True)
+    both = zip(problems, schedules, graph.apart, strict=True)
     start = in_a_row(
-        graph.problem, [Part(problem=p, schedule=s, places=places) for p, s, places in both]
+        graph.problem, [Part(problem=p, schedule=s, places=half.places) for p, s, half in both]
     )
     return partial(solve_requested, progress=progress.solver, start=start)
 

@@ -41,8 +41,10 @@ from apsched.study.store import Store
 from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.along_caps import answers_along_caps, range_ends_bytes
 from apsched.whole_step.choices import NONE, Choice
+from apsched.whole_step.joint_graph.step import JointStep
 from apsched.whole_step.keep_request import AUTO
 from apsched.whole_step.pair import Step, pair_of
+from apsched.whole_step.solve import AnyStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,10 +187,13 @@ def _stored(
 ) -> tuple[GraphRow, ...]:
     """Save ``graphs``, of ``source``; return their rows."""
     described = {"source": source.label, **Speeds().described()}
-    return tuple(
-        _added(to_bytes(graph.dag), described, graph.device_memory_bytes, source.notes, store)
-        for graph in graphs
-    )
+
+    def stored(graph: LoadedGraph) -> GraphRow:
+        content, size_bytes = to_bytes(graph.dag), graph.device_memory_bytes
+        row = _added(content, described, size_bytes, source.notes, store)
+        return replace(row, apart=tuple(map(stored, graph.apart)), places=graph.places)
+
+    return tuple(map(stored, graphs))
 
 
 def _added(
@@ -233,7 +238,8 @@ def _at_speeds(row: GraphRow, setting: Setting, store: Store) -> GraphRow:
         (*row.notes, *notes),
         store,
     )
-    return replace(added, in_step=row.in_step)
+    apart = tuple(_at_speeds(half, setting, store) for half in row.apart)
+    return replace(added, in_step=row.in_step, apart=apart, places=row.places)
 
 
 # graphs under a choice of kept parameters
@@ -275,10 +281,7 @@ def _keep_in(
     """Add to ``store`` the graphs of ``setting`` with their kept parameters."""
     if setting.keep.mode == NONE or _kept_known(setting, again, memory, store) is not None:
         return
-    graphs = under_plan(pair_of(source.graphs, "--keep"), setting.search)
-    one = Step.of(graphs, replace(setting.search, memory_cap=MemoryCap()), progress)
-    several = setting.num_micro_batches > 1
-    step = Accumulation.of(one, setting.num_micro_batches) if several else one
+    step = _step_of(setting, source.graphs, progress)
     if setting.keep.mode != AUTO:
         chosen = setting.keep.chosen(step.entries)
         rows = _rows_under(chosen, source, step, store)
@@ -296,13 +299,38 @@ def _keep_in(
         store.add_capture(name, _rows_under(answer.best.kept, source, step, store))
 
 
+def _step_of(setting: Setting, graphs: Sequence[LoadedGraph], progress: Progress) -> AnyStep:
+    """Return the step that ``graphs`` are, without a memory cap."""
+    request = replace(setting.search, memory_cap=MemoryCap())
+    if len(graphs) == 1 and graphs[0].apart:
+        (joint,) = under_plan(graphs, request)
+        return JointStep.of(joint, request, progress)
+    step = Step.of(under_plan(pair_of(graphs, "--keep"), request), request, progress)
+    several = setting.num_micro_batches > 1
+    return Accumulation.of(step, setting.num_micro_batches) if several else step
+
+
 def _rows_under(
-    choice: Choice, source: LoadedSource, step: Step | Accumulation, store: Store
+    choice: Choice, source: LoadedSource, step: AnyStep, store: Store
 ) -> tuple[GraphRow, ...]:
     """Save the graphs of ``step`` under ``choice``; return their rows, each with its part in the
     step.
     """
+    known = _in_step(choice, step)
+    rows = _stored(source, (graph for graph, _ in known.values()), store)
+    return tuple(
+        replace(row, in_step=in_step)
+        for row, (_, in_step) in zip(rows, known.values(), strict=True)
+    )
+
+
+def _in_step(choice: Choice, step: AnyStep) -> dict[str, tuple[LoadedGraph, InStep]]:
+    """Return the graphs of ``step`` under ``choice`` by name, each with its part in the step."""
+    kept, kept_bytes = tuple(sorted(choice)), sum(step.entry_bytes.get(e, 0) for e in choice)
     known: dict[str, tuple[LoadedGraph, InStep]] = {}
+    if isinstance(step, JointStep):
+        graph = step.under(choice)
+        return {graph.problem.name: (graph, InStep(kept=kept, kept_bytes=kept_bytes))}
     for pair in step.pairs_of(choice):
         shards = 0, pair.shard_bytes
         for graph, gradient_bytes, shard_bytes in zip(
@@ -312,17 +340,13 @@ def _rows_under(
             before = known[name][1].num_micro_batches if name in known else 0
             in_step = InStep(
                 num_micro_batches=before + pair.count,
-                kept=tuple(sorted(choice)),
-                kept_bytes=sum(step.entry_bytes.get(entry, 0) for entry in choice),
+                kept=kept,
+                kept_bytes=kept_bytes,
                 shard_bytes=shard_bytes,
                 gradient_bytes=gradient_bytes,
             )
             known[name] = graph, in_step
-    rows = _stored(source, (graph for graph, _ in known.values()), store)
-    return tuple(
-        replace(row, in_step=in_step)
-        for row, (_, in_step) in zip(rows, known.values(), strict=True)
-    )
+    return known
 
 
 def _kept_id(setting: Setting, again: Sequence[GraphRow], cap: str | None) -> str:

@@ -101,6 +101,10 @@ class GraphRow:
     file: str
     in_step: InStep = field(default_factory=InStep)
     """Of a capture, or of a point: the row itself serves several."""
+    apart: "tuple[GraphRow, ...]" = ()
+    """Of a capture of one graph of forward and backward: both apart, as far as they are known."""
+    places: tuple[int, ...] = ()
+    """Of one of these: as :attr:`apsched.pipeline.load.LoadedGraph.places`."""
 
     def __post_init__(self) -> None:
         _check_inside(self.file, GRAPHS)

@@ -225,6 +225,7 @@ def _question(live: OpenChain) -> Question:
         beside_bytes=graph.in_step.beside_bytes,
         contention=setting.costs.contention,
         cluster=cluster_of([from_bytes(content)], setting) if is_contended else None,
+        apart=tuple((live.store.graph_content(half), half.places) for half in graph.apart),
     )
 
 

@@ -155,10 +155,14 @@ class Store:
         return (self.directory / row.file).read_bytes()
 
     def add_capture(self, capture_id: str, rows: Sequence[GraphRow]) -> None:
-        """Remember which graphs a source gave, each with its part in the step."""
-        self.copy_capture(
-            (capture_id, _json([(row.graph_id, asdict(row.in_step)) for row in rows]))
-        )
+        """Remember which graphs a source gave, each with its part in the step, and with forward and
+        backward apart.
+        """
+        content = [
+            (row.graph_id, asdict(row.in_step), [(one.graph_id, one.places) for one in row.apart])
+            for row in rows
+        ]
+        self.copy_capture((capture_id, _json(content)))
 
     def copy_capture(self, row: tuple[str, str]) -> None:
         """Keep a row of :meth:`captures` of another study."""
@@ -173,11 +177,18 @@ class Store:
             ).fetchone()
         rows = []
         for one in json.loads(found[0]) if found else ():
-            graph_id, in_step = (one, {}) if isinstance(one, str) else one  # str: an older version
-            row = self.graph(graph_id)
-            if row is None:
+            # a study of an older version has less
+            graph_id, in_step, halves, *_ = (one, {}, []) if isinstance(one, str) else (*one, [])
+            row, *apart = map(self.graph, (graph_id, *(half_id for half_id, _ in halves)))
+            known = [half for half in apart if half is not None]
+            if row is None or len(known) < len(apart):
                 return None
-            rows.append(replace(row, in_step=in_step_of(in_step)) if in_step else row)
+            placed = (
+                replace(half, places=tuple(places))
+                for half, (_, places) in zip(known, halves, strict=True)
+            )
+            in_step = in_step_of(in_step) if in_step else row.in_step
+            rows.append(replace(row, in_step=in_step, apart=tuple(placed)))
         return tuple(rows) if found else None
 
     def add_step_range(self, range_id: str, floor_bytes: int, peak_bytes: int) -> None:

@@ -51,6 +51,10 @@ class Question:
     contention: ContentionChoice
     cluster: Cluster | None
     """Determines the strength of the stated contention; ``None`` if there is none."""
+    apart: tuple[tuple[bytes, tuple[int, ...]], ...] = ()
+    """Of one graph of forward and backward: contents of the graph files of both, each with its
+    places (:attr:`apsched.pipeline.load.LoadedGraph.places`).
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +205,7 @@ def better_of(known: Outcome, new: Outcome) -> Outcome:
     )
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=6)
 def _loaded(
     content: bytes, request: SolveRequest, contention: ContentionChoice, cluster: Cluster | None
 ) -> tuple[nx.DiGraph, Problem]:
@@ -211,12 +215,21 @@ def _loaded(
 
 
 def _graph(question: Question) -> LoadedGraph:
-    dag, problem = _loaded(question.graph, question.request, question.contention, question.cluster)
-    return LoadedGraph(
-        dag=dag,
-        problem=problem,
-        device_memory_bytes=question.device_memory_bytes,
-        beside=question.beside,
+    q = question
+    (dag, problem), *apart = (
+        _loaded(content, q.request, q.contention, q.cluster)
+        for content in (q.graph, *(content for content, _ in q.apart))
+    )
+    graph = LoadedGraph(
+        dag=dag, problem=problem, device_memory_bytes=q.device_memory_bytes, beside=q.beside
+    )
+    halves = zip(apart, q.apart, strict=True)
+    return replace(
+        graph,
+        apart=tuple(
+            replace(graph, dag=dag, problem=problem, places=places)
+            for (dag, problem), (_, places) in halves
+        ),
     )
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from apsched.capture.keep import keep
-from apsched.capture.one_graph import joint_places, with_joint_graph
+from apsched.capture.one_graph import with_joint_graph
 from apsched.config import Caps, SolveOptions
-from apsched.pipeline.load import LoadedGraph
+from apsched.pipeline.load import LoadedGraph, with_apart
 from apsched.pipeline.solve_graph import SolveRequest, solve_graph
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
@@ -29,23 +29,18 @@ def joint_of(prices: FlatPrices, kept: tuple[str, ...] = ()) -> LoadedGraph:
     capture = captured_layers((32, 64, 128, 64))
     capture = replace(capture, graphs=keep(*capture.graphs, frozenset(kept)))
     *apart, joint = loaded_layers(with_joint_graph(capture), prices)
-    return replace(joint, apart=tuple(apart))
+    return with_apart(joint, apart)
 
 
 def parts_of(joint: LoadedGraph, *, solved: bool) -> list[Part]:
-    forward, backward = (half.captured for half in joint.apart)
-    assert forward is not None
-    assert backward is not None
     parts = []
-    for half, places in zip(
-        joint.apart, joint_places(forward.module, backward.module), strict=True
-    ):
+    for half in joint.apart:
         schedule = as_captured(half.problem.num_nodes)
         if solved:
             best = solve_graph(half, REQUEST, Progress(quiet=True)).best
             assert best is not None
             schedule = best.schedule
-        parts.append(Part(problem=half.problem, schedule=schedule, places=places))
+        parts.append(Part(problem=half.problem, schedule=schedule, places=half.places))
     return parts
 
 

@@ -1,11 +1,13 @@
 """The graphs of a study as one step, where parameters are kept."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 from apsched.names import IN_NODE, NEXT, SUM, SUM_SHARDS, direction_named, mark_of
+from apsched.pipeline.load import JOINT
 from apsched.quantities import show_bytes, show_us
 from apsched.study.report.across import Line
 from apsched.study.rows import Point
@@ -54,12 +56,12 @@ def _cap(step: StepPoint) -> float:
 
 def _is_whole(points: Sequence[Point]) -> bool:
     """Return whether ``points`` are all graphs of a step."""
-    several = points[0].described.get("accumulate", 1)
-    directions = [(direction_named(p.graph.name), p.graph.in_step) for p in points]
-    return all(
-        sum(i.num_micro_batches for name, i in directions if name == each) == several
-        for each in ("forward", "backward")
-    )
+    several: int = points[0].described.get("accumulate", 1)
+    counts = Counter[str]()
+    for point in points:
+        name = direction_named(point.graph.name) or point.graph.name
+        counts[name] += point.graph.in_step.num_micro_batches
+    return counts[JOINT] == several or counts["forward"] == counts["backward"] == several
 
 
 def _step(labels: Mapping[str, str], points: Sequence[Point]) -> StepPoint:

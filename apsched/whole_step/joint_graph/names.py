@@ -21,15 +21,10 @@ def names_apart(graph: LoadedGraph) -> dict[str, tuple[str, str]]:
     there: names that both have get numbers in one graph, which differ from choice to choice. The
     output belongs to neither.
     """
-    from apsched.capture.one_graph import joint_places  # torch, which graph files do without
-
-    captured = [half.captured for half in (graph, *graph.apart)]
-    joint, *halves = (one.module for one in captured if one is not None)
-    nodes = list(joint.graph.nodes)
-    output = nodes[-1].name
-    return {output: ("", output)} | {
-        nodes[place].name: (direction, node.name)
-        for direction, half, places in zip(DIRECTIONS, halves, joint_places(*halves), strict=True)
-        for node, place in zip(half.graph.nodes, places, strict=True)
+    names = graph.problem.node_names
+    return {names[-1]: ("", names[-1])} | {
+        names[place]: (direction, name)
+        for direction, half in zip(DIRECTIONS, graph.apart, strict=True)
+        for name, place in zip(half.problem.node_names, half.places, strict=True)
         if place >= 0
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from apsched.config import Caps
-from apsched.pipeline.load import LoadedGraph
+from apsched.pipeline.load import LoadedGraph, with_apart
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph, under_plan
 from apsched.progress import Progress
@@ -165,6 +165,16 @@ class JointStep:
         return replace(self, apart=apart, solved={}, before={**self.before, **self.solved})
 
     @property
+    def entry_bytes(self) -> dict[str, int]:
+        """Entry of a choice -> bytes passed from forward to backward."""
+        return self.apart.entry_bytes
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """All entries that a choice may have."""
+        return self.apart.entries
+
+    @property
     def request(self) -> SolveRequest:
         """The request that both apart have, too."""
         return self.apart.request
@@ -249,7 +259,7 @@ class JointStep:
     def _choice(self, kept: Choice, bound_ticks: int, result: Result | None) -> JointChoice:
         return JointChoice(
             kept=kept,
-            kept_bytes=sum(self.apart.entry_bytes[name] for name in kept),
+            kept_bytes=sum(self.entry_bytes[name] for name in kept),
             graph=self.under(kept),
             bound_ticks=bound_ticks,
             result=result,
@@ -294,7 +304,7 @@ def with_kept_in_joint(graph: LoadedGraph, kept: Choice) -> LoadedGraph:
     assert forward is not None
     assert backward is not None
     (joint,) = beside_each_other(priced_as(graph, joined(forward, backward)))
-    return replace(joint, apart=apart)
+    return with_apart(joint, apart)
 
 
 def solve_stated(

@@ -11,7 +11,7 @@ from apsched.capture.one_graph import with_joint_graph
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
 from apsched.kinds import CollectiveKind
-from apsched.pipeline.load import LoadedGraph
+from apsched.pipeline.load import LoadedGraph, with_apart
 from apsched.pipeline.solve_graph import SolveRequest
 from apsched.problem.plan.rules import Plan, Rule
 from apsched.progress import Progress
@@ -49,7 +49,7 @@ def layers() -> Capture:
 
 def joint_of(capture: Capture, prices: FlatPrices) -> LoadedGraph:
     *apart, joint = loaded_layers(capture, prices)
-    return replace(joint, apart=tuple(apart))
+    return with_apart(joint, apart)
 
 
 def posed(
