@@ -39,7 +39,8 @@ from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.schedule.in_a_row import Part, in_a_row
 from apsched.schedule.result import SolveResult
-from apsched.schedule.schedule import Schedule
+from apsched.schedule.schedule import Schedule, as_captured
+from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.units import ticks_to_us
 
@@ -211,18 +212,40 @@ def _never_slower_than_apart(
     from apsched.solver import solve_requested
 
     problems = [request.posed(half.problem)[0] for half in graph.apart]
-    schedules = list(apart)
-    for problem in () if apart else problems:
-        with progress.stage(f"solve {problem.name} alone"):
-            best = solve_requested(problem, caps, request.options).best
-        if best is None:
-            return partial(solve_requested, progress=progress.solver)
-        schedules.append(best.schedule)
-    both = zip(problems, schedules, graph.apart, strict=True)
-    start = in_a_row(
-        graph.problem, [Part(problem=p, schedule=s, places=half.places) for p, s, half in both]
-    )
+    start = _in_a_row(graph, problems, apart) if apart else None
+    if start is None or verify(graph.problem, start, caps):
+        schedules = []
+        for problem, size_bytes in zip(problems, _bytes_outside(graph, problems), strict=True):
+            with progress.stage(f"solve {problem.name} alone"):
+                best = solve_requested(problem, lowered(caps, size_bytes), request.options).best
+            if best is None:
+                return partial(solve_requested, progress=progress.solver)
+            schedules.append(best.schedule)
+        start = _in_a_row(graph, problems, schedules)
     return partial(solve_requested, progress=progress.solver, start=start)
+
+
+def _in_a_row(
+    graph: LoadedGraph, problems: Sequence[Problem], schedules: Sequence[Schedule]
+) -> Schedule | None:
+    """Return the ``schedules`` of both halves of ``graph`` as one of it."""
+    both = zip(problems, schedules, graph.apart, strict=True)
+    parts = [Part(problem=p, schedule=s, places=half.places) for p, s, half in both]
+    return in_a_row(graph.problem, parts)
+
+
+def _bytes_outside(graph: LoadedGraph, problems: Sequence[Problem]) -> list[int]:
+    """Return the bytes that ``graph`` has alive while it runs a half, outside of that half: inputs
+    that only the other half takes. No order inside of the half changes them.
+    """
+    whole, *halves = (
+        simulate(problem, as_captured(problem.num_nodes)).live_bytes
+        for problem in (graph.problem, *problems)
+    )
+    return [
+        max(whole[place] - own for place, own in zip(half.places, live, strict=True) if place >= 0)
+        for half, live in zip(graph.apart, halves, strict=True)
+    ]
 
 
 def with_shares(result: Result, dag: nx.DiGraph) -> Result:
