@@ -1,11 +1,16 @@
 """Memory against step time along caps, with what is kept at each."""
 
 import io
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from apsched.capture.one_graph import with_joint_graph
 from apsched.cli.main import main
 from apsched.config import Caps, SolveOptions
+from apsched.pipeline.load import with_apart
+from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import SolveRequest
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
@@ -16,6 +21,8 @@ from apsched.whole_step.accumulation.search import AccumulationAnswer
 from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.along_caps import frontier
 from apsched.whole_step.choices import Choice
+from apsched.whole_step.joint_graph import step as joint_graph
+from apsched.whole_step.joint_graph.step import JointStep
 from apsched.whole_step.pair import Step
 from apsched.whole_step.search import StepAnswer
 from apsched.whole_step.solve import best_choice
@@ -79,6 +86,67 @@ def test_several_micro_batches_share_more_with_more_memory() -> None:
     assert head.split()[-5:] == ["kept", "stay", "gathered", "reduced", "once"]
     assert rows[0].split()[-3:] == ["0", "2", "0"]
     assert rows[-1].split()[-3:] == ["2", "2", "2"]
+
+
+def test_one_graph_is_never_slower_under_a_looser_cap() -> None:
+    """From the least memory with none kept to the peak of the fastest step; under each cap the
+    schedule under the cap before is known.
+    """
+    step = joint_step(FlatPrices(bytes_per_us=150.0))
+    low, high = along_caps.range_ends_bytes(step)
+    caps = [low, *range(low + 1, high, max((high - low) // 5, 1)), high]
+    found = [
+        *along_caps.answers_along_caps(step, [MemoryCap(size_bytes=cap) for cap in caps]),
+    ]
+    times = [answer.best.step_ticks for answer in found]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > times[-1]
+    assert low == step.solve(Choice()).least_bytes
+    assert [answer.cap_bytes for answer in found] == caps
+    assert all(a.best.peak_bytes <= cap for a, cap in zip(found, caps, strict=True))
+    assert not found[0].best.kept
+    assert found[-1].best.kept == set(found[-1].names)
+    says = along_caps_json(found)
+    assert [one["memory_cap_bytes"] for one in says] == caps
+    assert all(one["bound_us"] <= one["step_time_us"] for one in says)
+    out = io.StringIO()
+    print_along_caps(found, out)
+    head, *rows = out.getvalue().rstrip().splitlines()
+    assert head.split()[-2:] == ["kept", "parameters"]
+    assert rows[0].split()[-1] == "nothing"
+    assert rows[-1].split()[-1] == "weights.0-1"
+
+
+def test_a_schedule_under_a_tighter_cap_is_known_under_a_looser_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the search finds a slower one there, and not where it does not fit."""
+    step = joint_step(FlatPrices(bytes_per_us=150.0))
+    known = step.solve(Choice())
+    real = joint_graph.solve_graph
+
+    def slower(*args: Any, **more: Any) -> Result:
+        if more.get("search") is None:
+            more["caps"] = replace(more["caps"], max_prefetch=0)
+        return real(*args, **more)
+
+    monkeypatch.setattr(joint_graph, "solve_graph", slower)
+    alone = replace(step, solved={}).solve(Choice())
+    assert alone.step_ticks > known.step_ticks
+    for cap, ticks in ((known.peak_bytes, known.step_ticks), (known.peak_bytes - 1, None)):
+        found = step.with_cap(MemoryCap(size_bytes=cap)).solve(Choice())
+        assert found.fits
+        assert found.step_ticks == ticks if ticks else found.step_ticks > known.step_ticks
+
+
+def joint_step(prices: FlatPrices) -> JointStep:
+    *apart, joint = loaded_layers(with_joint_graph(captured_layers((32, 64, 128))), prices)
+    request = SolveRequest(
+        caps=Caps(),
+        memory_cap=MemoryCap(),
+        options=SolveOptions(time_slack=0.0, budget=0.0),
+    )
+    return JointStep.of(with_apart(joint, apart), request, Progress(quiet=True))
 
 
 @pytest.mark.parametrize("num_micro_batches", [1, 2])
