@@ -13,9 +13,11 @@ from apsched.pipeline.solve_graph import SolveRequest, solve_graph
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.schedule.in_a_row import Part, in_a_row
-from apsched.schedule.schedule import as_captured
+from apsched.schedule.result import Scored
+from apsched.schedule.schedule import Schedule, as_captured
 from apsched.schedule.verify import verify
 from apsched.solver.answer import scored_start
+from apsched.solver.arrays.instance import Instance
 from tests.helpers.graphs.sharded_layers import FlatPrices, captured_layers, loaded_layers
 
 REQUEST = SolveRequest(
@@ -81,3 +83,28 @@ def test_one_graph_is_never_slower_than_two(
     solve_graph(joint, REQUEST, Progress(quiet=True))
     assert starts[-1] is not None, "the schedules in a row keep the caps"
     assert starts[-1].step_time_ticks <= both
+
+
+def test_halves_are_solved_within_the_memory_that_they_have_in_one_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Shards that only the other half takes are alive, too; so each start keeps the cap."""
+    joint = joint_of(FlatPrices(bytes_per_us=500.0, latency_us=40.0), ("weights.1", "weights.2"))
+    free = solve_graph(joint, REQUEST, Progress(quiet=True))
+    assert free.best is not None
+    low, high = free.answer.floor_memory_bytes, free.best.peak_memory_bytes
+    starts = []
+
+    def given(instance: Instance, start: Schedule | None) -> Scored | None:
+        found = scored_start(instance, start)
+        if start is not None:
+            starts.append(found)
+        return found
+
+    monkeypatch.setattr(sys.modules["apsched.solver.solve"], "scored_start", given)
+    caps = range(low, high, max((high - low) // 8, 1))
+    for cap in caps:
+        request = replace(REQUEST, memory_cap=MemoryCap(size_bytes=cap))
+        assert solve_graph(joint, request, Progress(quiet=True)).best is not None
+    assert len(starts) > len(caps) // 2
+    assert None not in starts

@@ -88,11 +88,49 @@ def test_a_range_of_caps_begins_where_nothing_is_kept(tmp_path: Path) -> None:
     assert again == one
 
 
-def test_what_cannot_be_kept_is_refused(debug_graphs: dict[str, Path]) -> None:
+@pytest.mark.slow
+def test_one_graph_is_that_of_solve(run: Run, tmp_path: Path) -> None:
+    """The choice under each cap, its step time, which starts from both apart, and its peak; a
+    second run makes no choice and solves nothing.
+    """
+    vary = {"keep": ["none", "all", "auto"], "memory_cap": ["420KiB", "none"]}
+    sizes = {**SIZES, "direction": "joint", "output": tmp_path / "study"}
+    found = apsched.study("llama3-debug", vary, quiet=True, **sizes)
+    steps = {(s.labels["keep"], s.memory_cap_bytes): s for s in found.steps}
+    assert len(steps) == 6
+    for cap in ("420KiB", "none"):
+        words = ("--direction", "joint", "--keep", "auto", "--memory-cap", cap, "--json", "-o", cap)
+        ran = run("solve", "llama3-debug", *OPTIONS, *words)
+        assert ran.code == 0, ran.stderr
+        says = json.loads(ran.stdout)["keep_joint"]
+        step = steps["auto", says["memory_cap_bytes"]]
+        assert step.step_time_us == pytest.approx(says["step_time_us"])
+        assert list(step.kept) == says["kept"]
+        assert step.kept_bytes == says["kept_bytes"] > 0
+        assert step.peak_memory_bytes == says["peak_memory_bytes"]
+    for (_, cap_bytes), step in steps.items():
+        best = steps["auto", cap_bytes].step_time_us
+        assert step.step_time_us is None or (best is not None and best <= step.step_time_us)
+    assert len(steps["auto", CAP].kept) < len(steps["auto", None].kept)
+    assert "step, keep auto, memory cap 420.00 KiB: " in found.summary()
+    axes = ["--vary=keep=none,all,auto", "--vary=memory_cap=420KiB,none", "--direction", "joint"]
+    again = run("study", "llama3-debug", *OPTIONS, *axes, "--jobs", "1", "-o", found.path, "--json")
+    assert again.code == 0, again.stderr
+    assert not {"solve", "capture"} & set(again.stderr.split())
+    assert [s["kept"] for s in json.loads(again.stdout)["steps"]] == [
+        list(s.kept) for s in found.steps
+    ]
+    assert run("report", found.path, "-o", "page.html").code == 0
+
+
+def test_what_cannot_be_kept_is_refused(debug_graphs: dict[str, Path], tmp_path: Path) -> None:
+    node = tmp_path / "node.txt"
+    node.write_text("norm.weight @node\n")
     for source, vary, more, message in (
         (debug_graphs["forward"], {"keep": "all"}, {}, "found a graph file"),
         ("llama3-debug", {"keep": "auto", "network": "2x"}, SIZES, "state a cluster file"),
         ("llama3-debug", {"keep": "missing.txt"}, SIZES, "readable file"),
+        ("llama3-debug", {"keep": str(node)}, {**SIZES, "direction": "joint"}, "kept whole"),
     ):
         with pytest.raises(InputError, match=message):
             apsched.study(source, vary, quiet=True, **more)

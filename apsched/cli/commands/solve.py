@@ -68,8 +68,9 @@ def add_parser(verbs: Any) -> None:
         parser,
         "--frontier",
         "N",
-        "with --keep auto: also solve the step under N memory caps, from its least memory to the"
-        " peak of the fastest, and print memory, step time and the kept parameters",
+        "with --keep auto, also of one graph of forward and backward: solve the step under N memory"
+        " caps, too, from its least memory to the peak of the fastest, and print memory, step time"
+        " and the kept parameters",
     )
     add_out(
         parser,

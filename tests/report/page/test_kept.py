@@ -10,7 +10,7 @@ import pytest
 from apsched.artifacts.solved_run import SolvedRun, load_run
 from apsched.cli.main import main
 from apsched.problem.storage_origins import KEPT_ACROSS, storages_of
-from apsched.quantities import show_us
+from apsched.quantities import show_bytes, show_us
 from apsched.report.page import report_page
 from apsched.report.page.columns import page_data
 from apsched.report.page.kept import kept_section
@@ -103,8 +103,8 @@ def test_runs_without_the_choice_have_no_section(solved: SolvedRun) -> None:
 @pytest.mark.slow
 def test_one_graph_of_both_has_the_section_and_its_kept_tensors(tmp_path: Path) -> None:
     words = ["solve", "llama3-debug", "--mesh", "fsdp=8", "--seq", "64", "--layers", "2"]
-    words += ["--direction", "joint", "--budget", "0", "-o", str(tmp_path / "joint")]
-    assert main(words) == 0
+    words += ["--direction", "joint", "--budget", "0", "--frontier", "2"]
+    assert main([*words, "-o", str(tmp_path / "joint")]) == 0
     report = json.loads((tmp_path / "joint/result.json").read_text())
     joint, (name,) = report["keep_joint"], [g["name"] for g in report["graphs"]]
     assert joint["kept"]
@@ -124,6 +124,12 @@ def test_one_graph_of_both_has_the_section_and_its_kept_tensors(tmp_path: Path) 
         row = section[section.index(f'<th scope="row">{label}</th>') :]
         sign, time = ("", "step_time_us") if choice["fits"] else ("≥ ", "bound_us")
         assert f"<td>{sign}{show_us(choice[time])}</td>" in row[: row.index("</tr>")]
+    along = section[section.index("<h3>Memory against step time") :]
+    tight, loose = joint["along_caps"]
+    assert tight["step_time_us"] > loose["step_time_us"]
+    for one in (tight, loose):
+        row = along[along.index(f'<th scope="row">{show_bytes(one["memory_cap_bytes"])}</th>') :]
+        assert f"<td>{show_us(one['step_time_us'])}</td>" in row[: row.index("</tr>")]
 
 
 @pytest.mark.slow
