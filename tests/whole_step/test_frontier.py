@@ -123,10 +123,11 @@ def test_a_schedule_under_a_tighter_cap_is_known_under_a_looser_one(
     """Also where the search finds a slower one there, and not where it does not fit."""
     step = joint_step(FlatPrices(bytes_per_us=150.0))
     known = step.solve(Choice())
-    real = joint_graph.solve_graph
+    real, searches = joint_graph.solve_graph, []
 
     def slower(*args: Any, **more: Any) -> Result:
-        if more.get("search") is None:
+        searches.append(more.get("search"))
+        if searches[-1] is None:
             more["caps"] = replace(more["caps"], max_prefetch=0)
         return real(*args, **more)
 
@@ -136,6 +137,7 @@ def test_a_schedule_under_a_tighter_cap_is_known_under_a_looser_one(
     for cap, ticks in ((known.peak_bytes, known.step_ticks), (known.peak_bytes - 1, None)):
         found = step.with_cap(MemoryCap(size_bytes=cap)).solve(Choice())
         assert found.fits
+        assert (searches[-1] is not None) == (ticks is not None)
         assert found.step_ticks == ticks if ticks else found.step_ticks > known.step_ticks
 
 
