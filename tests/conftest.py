@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from apsched.cli import main
@@ -39,6 +40,10 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Each process would compile three programs to see which vector instructions there are, in place of
 # asking the processor (torch/_inductor/cpu_vec_isa.py).
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+# No test depends on the speed of the machine.
+hypothesis.settings.register_profile("apsched", deadline=None)
+hypothesis.settings.load_profile("apsched")
 
 # Collections of garbage would take a tenth of the time.
 gc.set_threshold(100_000, 20, 10)

@@ -155,7 +155,7 @@ def test_a_price_that_falls_with_size_is_lifted_to_the_largest_before_it() -> No
 @given(
     st.lists(st.floats(0, 1e6), min_size=1, max_size=8), st.floats(0, 100), st.floats(1e-6, 1e-2)
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_sampling_never_decreases_and_stays_within_a_tick(
     jumps: list[float], latency: float, slope: float
 ) -> None:

@@ -136,9 +136,7 @@ NO_MATTER = {
 
 
 @given(data())
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_field_that_matters_changes_the_hash_at_any_node(toy, data):
     field = data.draw(sampled_from(MATTERS))
     rank = data.draw(sampled_from(ranks_of(toy)))
@@ -151,9 +149,7 @@ def test_every_field_that_matters_changes_the_hash_at_any_node(toy, data):
 
 
 @given(data())
-@settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_figure_of_a_collective_changes_the_hash(toy, data):
     field = data.draw(sampled_from(COLLECTIVE))
     rank = data.draw(sampled_from(ranks_of(toy, NodeKind.START)))
@@ -164,9 +160,7 @@ def test_every_figure_of_a_collective_changes_the_hash(toy, data):
 
 
 @given(data())
-@settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_edges_and_storages_change_the_hash(toy, data):
     changed = toy.copy()
     match data.draw(sampled_from(("gone", "new", "kind", "size", "kept"))):
@@ -193,9 +187,7 @@ def test_edges_and_storages_change_the_hash(toy, data):
 
 
 @given(data())
-@settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_names_prices_and_the_order_in_which_edges_were_added_do_not(toy, data):
     changed = nx.DiGraph(**toy.graph)
     changed.graph |= {"name": "other", "cluster": "other", "group_ranks": {}}

@@ -141,7 +141,7 @@ def test_all_reduces_are_never_coalesced():
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(a_problem_with_forms(max_collectives=5), st.integers(0, 2**32))
 def test_legal_orders_with_both_forms_are_accepted(problem: Problem, seed: int):
     assert verify(problem, random_schedule(problem, seed), Caps(max_compute_move=None)) == ()

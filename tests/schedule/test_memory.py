@@ -294,7 +294,7 @@ def _by_definition(problem: Problem, order: Schedule) -> list[int]:
 
 
 @given(a_problem_with_caps(max_collectives=4, max_compute=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_live_bytes_are_the_sum_of_lifetimes(given_: tuple[Problem, Caps]) -> None:
     """And no lifetime is empty. The schedules are optimal ones, so that buckets of every kind
     occur.

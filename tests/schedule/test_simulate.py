@@ -238,7 +238,7 @@ def test_on_path_collectives_are_in_flight() -> None:
 
 
 @given(a_problem())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_books_balance(problem: Problem) -> None:
     """Compute and exposed time make the step time; transfers of a stream follow each other and
     their launches.

@@ -293,7 +293,7 @@ def _valid(problem: Problem) -> Schedule:
 
 
 @given(a_problem(), st.randoms(use_true_random=False))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_every_mutation_of_a_valid_schedule_is_rejected(
     problem: Problem, rng: random.Random
 ) -> None:
@@ -319,7 +319,7 @@ def test_every_mutation_of_a_valid_schedule_is_rejected(
 
 
 @given(a_problem(), st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_caps_are_rejected_exactly_below_what_the_schedule_needs(
     problem: Problem, rng: random.Random
 ) -> None:

@@ -85,7 +85,7 @@ def test_the_optimum_is_that_of_exhaustive_search_with_up_to_eight_collectives(s
 
 
 @given(a_problem_with_caps(max_collectives=8, max_compute=3))
-@settings(max_examples=NUM_SEEDS or 20, deadline=None, derandomize=True)
+@settings(max_examples=NUM_SEEDS or 20, derandomize=True)
 def test_the_optimum_is_that_of_exhaustive_search_on_what_hypothesis_finds(
     given_: tuple[Problem, Caps],
 ) -> None:

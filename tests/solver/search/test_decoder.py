@@ -58,7 +58,7 @@ def random_labels(pricer: Pricer, rng: random.Random) -> np.ndarray:
 
 
 @given(st.integers(1, 2**42), st.integers(1, 2**40), st.integers(0, 2**36), st.integers(0, 2**43))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 def test_a_price_is_that_of_the_curve_in_64_bits(
     first: int, more: int, rise: int, size: int
 ) -> None:
