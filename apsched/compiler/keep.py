@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from os import PathLike
 
@@ -17,16 +17,17 @@ from apsched.artifacts.kept_choice import kept_beside
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.graph_module import capture_graph
 from apsched.capture.keep import keep, keepable
-from apsched.compiler.memory_in_use import MemoryInUse, agreed_memory, with_memory_in_use
+from apsched.compiler.memory_in_use import MemoryInUse, agreed_memory
 from apsched.compiler.ranks.agreement import GraphAgreement
+from apsched.compiler.ranks.answer import Answers
 from apsched.compiler.ranks.replayed import paths_of
 from apsched.compiler.schedule_captured import (
     groups_of,
-    in_registered_order,
     nodes_of,
-    priced,
+    priced_in_job,
     process_rank,
     progress_of,
+    searching,
 )
 from apsched.compiler.settings import Settings
 from apsched.fx.collectives import is_collective
@@ -34,9 +35,17 @@ from apsched.fx.node_shards import NodeGroup
 from apsched.fx.passes.parameters import gather_nodes
 from apsched.names import in_node
 from apsched.pipeline.load import LoadedGraph
+from apsched.pipeline.solve_graph import SolveRequest
 from apsched.torch_compat.compilers import name_parameters
 from apsched.torch_compat.graphs import process_group_names
 from apsched.whole_step.choices import Choice
+from apsched.whole_step.joint_graph.step import (
+    AS_APART,
+    JointStep,
+    choices_to_compare,
+    compare,
+    step_times,
+)
 from apsched.whole_step.keep_request import (
     AUTO,
     KeepRequest,
@@ -121,14 +130,73 @@ def fastest_choice(
 
     in_use = agreed_memory(settings, agreement)
 
-    def solved() -> bytes:
-        return json.dumps(sorted(_solved(again(), settings, agreement, in_use))).encode()
+    def solved() -> Choice:
+        with _working(agreement):
+            return solve_step(_step(again(), settings, in_use)).best.kept
+
+    return _agreed(parameters, lambda: {"best": solved()}, agreement)["best"]
+
+
+def fastest_in_joint(
+    parameters: Sequence[str],
+    pair: CapturedPair,
+    joint: Callable[[Choice], CapturedGraph],
+    settings: Settings,
+    agreement: GraphAgreement | None,
+    solved: Answers,
+) -> Choice:
+    """Return the fastest of three choices in one graph of forward and backward: the best one for
+    its halves ``pair`` (:func:`fastest_choice`), none kept and all kept.
+
+    ``joint`` makes the graph with the parameters that are kept; all process ranks make it for the
+    same choices. With ``agreement`` one process rank solves, and all get its choice. ``solved``
+    gets the answers that this process finds.
+    """
+    in_use = agreed_memory(settings, agreement)
+    apart: list[Step] = []  # of the process rank that solves, which is the same both times
+
+    def of_halves() -> dict[str, Choice]:
+        with _working(agreement):
+            apart.append(_step(pair, settings, in_use))
+            return choices_to_compare(apart[0], solve_step(apart[0]).best.kept)
+
+    choices = _agreed(parameters, of_halves, agreement)
+    if len(choices) == 1:
+        return choices[AS_APART]
+    graphs = {kept: joint(kept) for kept in choices.values()}
+
+    def compared() -> dict[str, Choice]:
+        with _working(agreement):
+            step = _joint_step(graphs, apart[0], settings, in_use, solved)
+            best, found = compare(step, choices)
+            logger.info("keep: %s in one graph", step_times(choices, found))
+            return {"best": best.kept}
+
+    return _agreed(parameters, compared, agreement)["best"]
+
+
+def _agreed(
+    parameters: Sequence[str],
+    find: Callable[[], dict[str, Choice]],
+    agreement: GraphAgreement | None,
+) -> dict[str, Choice]:
+    """Return the choices that ``find`` returns, by name; with ``agreement`` those of one process
+    rank for all that have these ``parameters``.
+    """
+
+    def found() -> bytes:
+        return json.dumps({name: sorted(kept) for name, kept in find().items()}).encode()
 
     if agreement is None:
-        return Choice(json.loads(solved()))
-    identity = hashlib.sha256("\n".join(parameters).encode()).hexdigest()
-    answer, _ = agreement.shared(identity, {"keep": AUTO}, solved)
-    return Choice(json.loads(answer))
+        answer = found()
+    else:
+        identity = hashlib.sha256("\n".join(parameters).encode()).hexdigest()
+        answer, _ = agreement.shared(identity, {"keep": AUTO}, found)
+    return {name: Choice(kept) for name, kept in json.loads(answer).items()}
+
+
+def _working(agreement: GraphAgreement | None) -> AbstractContextManager[None]:
+    return nullcontext() if agreement is None else agreement.job.working()
 
 
 def resharded(pair: Pair, names: Collection[str], settings: Settings) -> Pair:
@@ -163,27 +231,47 @@ def resharded(pair: Pair, names: Collection[str], settings: Settings) -> Pair:
     return first.module, second.module
 
 
-def _solved(
-    pair: CapturedPair,
-    settings: Settings,
-    agreement: GraphAgreement | None,
-    in_use: MemoryInUse,
-) -> Choice:
-    """Return the best choice for two graphs with all gathered again; if no choice fits,
-    those that rules of the plan keep.
-    """
-    progress = progress_of(settings)
+def _step(pair: CapturedPair, settings: Settings, in_use: MemoryInUse) -> Step:
+    """Return the step of two graphs with all gathered again."""
     request = replace(settings.solve_request, bitwise_price=False, second_group=False)
     graphs: list[LoadedGraph] = []
-    for one in pair:
-        captured = replace(one, hints=settings.stated_hints)
-        groups = groups_of(captured.module.graph, settings)
-        graph, request = priced(captured, settings, groups, request, progress)
-        graph = with_memory_in_use(graph, in_use, request.optimizer)
-        graph = in_registered_order(graph, settings)
-        graphs.append(replace(graph, problem=request.posed(graph.problem)[0]))
-    with nullcontext() if agreement is None else agreement.job.working():
-        return solve_step(Step.of(graphs, request, progress)).best.kept
+    for captured in pair:
+        graph, request = _posed(captured, settings, request, in_use)
+        graphs.append(graph)
+    return Step.of(graphs, request, progress_of(settings))
+
+
+def _joint_step(
+    graphs: Mapping[Choice, CapturedGraph],
+    apart: Step,
+    settings: Settings,
+    in_use: MemoryInUse,
+    solved: Answers,
+) -> JointStep:
+    """Return the step of which ``graphs`` are one graph of forward and backward under each choice,
+    and ``apart`` both halves.
+    """
+    request = replace(settings.solve_request, bitwise_price=False)
+    made: dict[Choice, LoadedGraph] = {}
+    for kept, captured in graphs.items():
+        made[kept], request = _posed(captured, settings, request, in_use)
+    sources = replace(settings.answers, schedules=(), solved=solved)
+    return JointStep(
+        graph=made[apart.always],
+        apart=apart,
+        request=request,
+        search=searching(settings, apart.progress, sources),
+        made=made,
+    ).with_floor()
+
+
+def _posed(
+    captured: CapturedGraph, settings: Settings, request: SolveRequest, in_use: MemoryInUse
+) -> tuple[LoadedGraph, SolveRequest]:
+    """Return ``captured`` priced and under the plan, and ``request`` as the prices allow it."""
+    progress = progress_of(settings)
+    graph, request = priced_in_job(captured, settings, request, in_use, progress)
+    return replace(graph, problem=request.posed(graph.problem)[0]), request
 
 
 def running_node_group(node: NodeGroup) -> str:

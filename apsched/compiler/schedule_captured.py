@@ -12,9 +12,9 @@ import torch
 import apsched.report.answer.shown  # noqa: F401, so that results show themselves
 from apsched.artifacts.schedule_file import bind_schedule
 from apsched.capture.captured import CapturedGraph
-from apsched.compiler.memory_in_use import agreed_memory, with_memory_in_use
+from apsched.compiler.memory_in_use import MemoryInUse, agreed_memory, with_memory_in_use
 from apsched.compiler.ranks.agreement import GraphAgreement
-from apsched.compiler.ranks.answer import answered
+from apsched.compiler.ranks.answer import Answers, Sources, answered
 from apsched.compiler.ranks.uneven import likeness_of
 from apsched.compiler.settings import Settings
 from apsched.config import Caps, SolveOptions
@@ -27,7 +27,13 @@ from apsched.fx.collectives import ranks_of_groups
 from apsched.fx.node_shards import NodeGroup, node_groups
 from apsched.kinds import CollectiveKind
 from apsched.pipeline.load import LoadedGraph, beside_each_other, loaded_graph
-from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph, under_plan
+from apsched.pipeline.solve_graph import (
+    Search,
+    SolveRequest,
+    resolve_caps,
+    solve_graph,
+    under_plan,
+)
 from apsched.pipeline.steps import check_round_trip, rewrite, with_round_trip
 from apsched.problem.contention_spec import with_stated_contention
 from apsched.problem.problem import Problem
@@ -43,17 +49,19 @@ RESULT = "apsched_result"
 
 
 def scheduled(
-    captured: CapturedGraph, settings: Settings, agreement: GraphAgreement | None = None
+    captured: CapturedGraph,
+    settings: Settings,
+    agreement: GraphAgreement | None = None,
+    solved: Answers | None = None,
 ) -> torch.fx.GraphModule:
     """Return the module of ``captured`` in the fastest order that ``settings`` allow; ``captured``
     stays unchanged.
 
-    With ``agreement`` one process rank solves for all that have this graph. ``InputError`` if the
-    graph cannot be scheduled, ``InfeasibleError`` if no schedule keeps the caps, ``RoundTripError``
-    if the rewritten graph differs from the claim.
+    With ``agreement`` one process rank solves for all that have this graph. ``solved`` has answers
+    that this process found before. ``InputError`` if the graph cannot be scheduled,
+    ``InfeasibleError`` if no schedule keeps the caps, ``RoundTripError`` if the rewritten graph
+    differs from the claim.
     """
-    captured = replace(captured, hints=settings.stated_hints)
-    group_ranks = groups_of(captured.module.graph, settings)
     files = settings.answers.schedules
     request = replace(
         settings.solve_request,
@@ -63,9 +71,7 @@ def scheduled(
     progress = progress_of(settings)
     in_use = agreed_memory(settings, agreement)
     with _working(agreement):
-        graph, request = priced(captured, settings, group_ranks, request, progress)
-        graph = with_memory_in_use(graph, in_use, request.optimizer)
-        graph = in_registered_order(graph, settings)
+        graph, request = priced_in_job(captured, settings, request, in_use, progress)
         (graph,) = under_plan((graph,), request)
         known_file = next(
             (file for file in files if file.graph["hash"] == graph.problem.graph_hash), None
@@ -77,25 +83,14 @@ def scheduled(
         )
         caps = resolve_caps(graph, request, progress)
 
-    def search(problem: Problem, caps: Caps, options: SolveOptions) -> SolveResult:
-        file = next((f for f in settings.starts if f.graph["hash"] == problem.graph_hash), None)
-        start = None if file is None else bind_schedule(file, problem)
-        sources, solving = (
-            replace(settings.answers, start=start),
-            partial(solve_requested, progress=progress.solver, start=start),
-        )
-        return answered(
-            problem,
-            caps,
-            options,
-            solving,
-            sources=sources,
-            agreement=agreement,
-            likeness=likeness_of(captured.module.graph, problem) if agreement else None,
-        )
-
+    sources = replace(settings.answers, solved=solved)
     result = solve_graph(
-        graph, request, progress, caps=caps, search=search, working=partial(_working, agreement)
+        graph,
+        request,
+        progress,
+        caps=caps,
+        search=searching(settings, progress, sources, agreement, captured.module.graph),
+        working=partial(_working, agreement),
     )
     if result.best is None:
         raise InfeasibleError(explain_in_job(result))
@@ -106,6 +101,34 @@ def scheduled(
     rewritten.module.meta[RESULT] = result
     setattr(rewritten.module, RESULT, result)
     return rewritten.module
+
+
+def searching(
+    settings: Settings,
+    progress: Progress,
+    sources: Sources,
+    agreement: GraphAgreement | None = None,
+    likeness_in: torch.fx.Graph | None = None,
+) -> Search:
+    """Return the search for an answer, from ``sources`` or the solver, which begins at the stated
+    start of the same graph. With ``agreement`` on the graph ``likeness_in`` one process rank
+    searches for all.
+    """
+
+    def search(problem: Problem, caps: Caps, options: SolveOptions) -> SolveResult:
+        file = next((f for f in settings.starts if f.graph["hash"] == problem.graph_hash), None)
+        start = None if file is None else bind_schedule(file, problem)
+        return answered(
+            problem,
+            caps,
+            options,
+            partial(solve_requested, progress=progress.solver, start=start),
+            sources=replace(sources, start=start),
+            agreement=agreement,
+            likeness=likeness_of(likeness_in, problem) if agreement and likeness_in else None,
+        )
+
+    return search
 
 
 def progress_of(settings: Settings) -> Progress:
@@ -140,6 +163,23 @@ def priced(
     if request.memory_cap is None and cluster is None:
         request = replace(request, memory_cap=MemoryCap())
     return replace(graph, problem=problem), request
+
+
+def priced_in_job(
+    captured: CapturedGraph,
+    settings: Settings,
+    request: SolveRequest,
+    in_use: MemoryInUse,
+    progress: Progress,
+) -> tuple[LoadedGraph, SolveRequest]:
+    """Return :func:`priced` for the process groups that run here, with the stated hints, the memory
+    ``in_use`` and the stated places of parameters.
+    """
+    captured = replace(captured, hints=settings.stated_hints)
+    groups = groups_of(captured.module.graph, settings)
+    graph, request = priced(captured, settings, groups, request, progress)
+    graph = with_memory_in_use(graph, in_use, request.optimizer)
+    return in_registered_order(graph, settings), request
 
 
 def in_registered_order(graph: LoadedGraph, settings: Settings) -> LoadedGraph:

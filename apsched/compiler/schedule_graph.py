@@ -11,6 +11,7 @@ from apsched.capture.graph_module import capture_graph, direction_of
 from apsched.compiler.eager_parallel import warn_of_hidden_collectives
 from apsched.compiler.inductor_settings import check_inductor
 from apsched.compiler.ranks.agreement import GraphAgreement, agreement_of
+from apsched.compiler.ranks.answer import Answers
 from apsched.compiler.ranks.failures import in_words
 from apsched.compiler.ranks.launches import Launch, collectives_digest, launches_of
 from apsched.compiler.schedule_captured import RESULT, groups_of, process_rank, scheduled
@@ -44,6 +45,7 @@ def schedule_graph(
     parameter_names: Names | None = None,
     held: bool = False,
     agreement: GraphAgreement | None = None,
+    solved: Answers | None = None,
 ) -> torch.fx.GraphModule:
     """Return ``gm`` scheduled; ``gm`` itself, the same object, where it has no collectives, or with
     ``on_error="fallback"`` on an error.
@@ -54,8 +56,8 @@ def schedule_graph(
     writes them into the graph), and follow from the names and descriptors that AOTAutograd gives
     placeholders where they are not given. The returned module runs in graph order, with ``held``
     also through full Inductor; its :class:`apsched.Result` is ``module.meta["apsched_result"]``.
-    ``agreement`` is that of the process ranks on this graph, where it was opened already. One line
-    is logged for each graph.
+    ``agreement`` is that of the process ranks on this graph, where it was opened already, and
+    ``solved`` has answers that this process found before. One line is logged for each graph.
 
     With ``on_error="fallback"`` no error leaves it, wherever one appears, and all process ranks of
     the job run the graph as it was where one of them has to.
@@ -77,7 +79,7 @@ def schedule_graph(
         if held:
             check_inductor()
         captured = capture_graph(free, name=name, kept_inputs=kept_inputs, parameter_names=names)
-        fast = scheduled(captured, settings, agreement)
+        fast = scheduled(captured, settings, agreement, solved)
         run = hold_order(fast, group_ranks=groups_of(free.graph, settings)) if held else fast
         _warn_of_unused_hints(fast.meta[RESULT], settings)
         found = run, scheduled_line(fast.meta[RESULT])

@@ -26,6 +26,7 @@ import torch
 from torch.fx import GraphModule
 
 from apsched.capture.micro_batches import REDUCE_EACH, MicroBatchChoice
+from apsched.compiler.ranks.answer import Answers
 from apsched.compiler.schedule_graph import schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
@@ -203,12 +204,14 @@ def apsched_pipeline(
             " turn off --compile.enable_fsdp_dense_region_overlap and"
             " --compile.ep_overlap.enabled, or choose another pipeline"
         )
+    solved: Answers = {}  # so that a graph that is compared below is not solved again
     scheduling = partial(
         apsched_scheduling_pass,
         traced_result=traced_result,
         settings=settings,
         held=config.compile.inductor_compilation == "full",
         joined=joined,
+        solved=solved,
     )
     if keep is None:
         return [*passes[:place], scheduling, *passes[place + 1 :]]
@@ -220,8 +223,10 @@ def apsched_pipeline(
         keep=keep,
         names=partial(state_names, traced_result=traced_result),
         gradients=partial(gradient_names, traced_result=traced_result),
+        describe=partial(describe_joint, traced_result=traced_result, joined=joined),
         until_scheduled=[one for one in between if pass_name(one) not in disabled],
         settings=settings,
+        solved=solved,
     )
     return [*passes[:tagged], keeping, *between, scheduling, *passes[place + 1 :]]
 
@@ -239,26 +244,38 @@ def apsched_scheduling_pass(
     settings: Settings,
     held: bool = False,
     joined: MicroBatchChoice = ALONE,
+    solved: Answers | None = None,
 ) -> GraphModule:
     """Return the joint graph ``gm`` scheduled; parameters and the order of their gradients are
-    those of ``traced_result``, and ``joined`` the micro-batches that it has.
+    those of ``traced_result``, and ``joined`` the micro-batches that it has. ``solved`` has answers
+    that were found before.
     """
     result = copied(gm)
 
     def names() -> dict[str, str]:
-        gradients = gradient_names(gm, traced_result)
-        if not gradients:
+        if not gradient_names(result, traced_result):
             logger.warning(
                 "the outputs of the traced step are not its loss and the gradients of its"
                 " parameters; schedules name no gradients"
             )
-        describe_gradients(result.graph, gradients)
-        names_of_state = state_names(gm, traced_result)
-        if joined.count > 1:
-            mark_micro_batches(result, len(names_of_state), joined.count)
-        return names_of_state
+        return describe_joint(result, traced_result, joined)
 
-    return schedule_graph(result, settings, name="joint", parameter_names=names, held=held)
+    return schedule_graph(
+        result, settings, name="joint", parameter_names=names, held=held, solved=solved
+    )
+
+
+def describe_joint(
+    gm: GraphModule, traced_result: Any, joined: MicroBatchChoice = ALONE
+) -> dict[str, str]:
+    """Return the names of the state of the joint graph ``gm`` (:func:`state_names`). Describe its
+    gradients and mark its micro-batches in place.
+    """
+    describe_gradients(gm.graph, gradient_names(gm, traced_result))
+    names = state_names(gm, traced_result)
+    if joined.count > 1:
+        mark_micro_batches(gm, len(names), joined.count)
+    return names
 
 
 def state_names(gm: GraphModule, traced_result: Any) -> dict[str, str]:

@@ -2,10 +2,12 @@
 that repeats nodes of forward in backward.
 
 For ``auto`` the graph in which every parameter is gathered again is cut in two at its first
-backward node, and both halves are solved as one step.
+backward node, and both halves are solved as one step. The best choice for them is compared in the
+joint graph with none kept and with all kept.
 """
 
 import logging
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -16,13 +18,15 @@ from torch.utils.checkpoint import CheckpointPolicy
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.graph_module import capture_graph
 from apsched.capture.joint import passed_through
-from apsched.compiler.keep import CapturedPair, fastest_choice
+from apsched.compiler.keep import CapturedPair, fastest_in_joint
 from apsched.compiler.ranks.agreement import GraphAgreement
+from apsched.compiler.ranks.answer import Answers
 from apsched.compiler.schedule_captured import process_rank
 from apsched.compiler.schedule_graph import prepare_joint
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
 from apsched.fx.collectives import is_collective
+from apsched.fx.control_deps import without_control_deps
 from apsched.fx.graph_copies import copied
 from apsched.fx.passes.parameters import gather_nodes, is_backward
 from apsched.torch_compat.compilers import describe_gradients
@@ -41,27 +45,36 @@ def apsched_keep_pass(
     keep: KeepRequest,
     names: Callable[[GraphModule], Mapping[str, str]],
     gradients: Callable[[GraphModule], Mapping[int, str]],
+    describe: Callable[[GraphModule], Mapping[str, str]],
     until_scheduled: Sequence[PassFunction],
     settings: Settings,
+    solved: Answers,
 ) -> GraphModule:
     """Return ``gm`` with its gathers tagged as ``keep`` says; if that fails with
     ``on_error="fallback"``, as TorchTitan tagged them.
 
-    ``names`` returns placeholder -> parameter, ``gradients`` output -> parameter.
-    ``until_scheduled`` are the passes that run between this one and the scheduling pass. A graph
-    without collectives stays as it is.
+    ``names`` returns placeholder -> parameter, ``gradients`` output -> parameter. ``describe`` has
+    the names, too, and changes a graph in place as the scheduling pass does before it captures.
+    ``until_scheduled`` are the passes that run between this one and the scheduling pass, and
+    ``solved`` gets the answers that are found. A graph without collectives stays as it is.
     """
     if not any(is_collective(node) for node in gm.graph.nodes):
         return gm
     shards = names(gm)
 
-    def repeated() -> CapturedPair:
+    def repeated(kept: Choice) -> GraphModule:
         joint = copied(gm)
         describe_gradients(joint.graph, gradients(gm))
-        tag_gathers(tagged_gathers(joint.graph, shards), ())
+        tag_gathers(tagged_gathers(joint.graph, shards), kept)
         for one in until_scheduled:
             joint = one(joint, example_inputs)
-        return halves(joint, shards)
+        return joint
+
+    def captured(joint: GraphModule) -> CapturedGraph:
+        joint = copied(joint)
+        names_of_state = describe(joint)
+        free = without_control_deps(joint)
+        return capture_graph(free, name="joint", parameter_names=names_of_state)
 
     def prepare(agreement: GraphAgreement | None) -> tuple[dict[str, list[Node]], Choice]:
         gathers = tagged_gathers(gm.graph, shards)
@@ -72,8 +85,17 @@ def apsched_keep_pass(
             )
         if keep.mode != AUTO:
             return gathers, keep.fitting(sorted(gathers))
-        pair = repeated()  # on every process rank: these passes may make process groups
-        return gathers, fastest_choice(sorted(gathers), lambda: pair, settings, agreement)
+        # the passes run on every process rank: they may make process groups
+        again = repeated(Choice())
+        chosen = fastest_in_joint(
+            sorted(gathers),
+            halves(again, shards),
+            lambda kept: captured(repeated(kept) if kept else again),
+            settings,
+            agreement,
+            solved,
+        )
+        return gathers, chosen
 
     if (prepared := prepare_joint(gm, settings, prepare)) is not None:
         gathers, chosen = prepared
@@ -113,7 +135,7 @@ def halves(joint: GraphModule, names: Mapping[str, str]) -> CapturedPair:
     as its inputs, under the same names.
     """
     calls = [node for node in joint.graph.nodes if node.op not in ("placeholder", "output")]
-    first = next((k for k, node in enumerate(calls) if is_backward(node)), len(calls))
+    first = next((k for k, node in enumerate(calls) if _begins_backward(node)), len(calls))
     placeholders = joint.graph.find_nodes(op="placeholder")
     early, late = [*placeholders, *calls[:first]], calls[first:]
     before = set(early)
@@ -144,6 +166,14 @@ def halves(joint: GraphModule, names: Mapping[str, str]) -> CapturedPair:
             names,
         ),
     )
+
+
+def _begins_backward(node: Node) -> bool:
+    """Return whether ``node`` is backward, and not a result of a forward node that has several:
+    TorchTitan repeats ``getitem`` right behind that node, in forward.
+    """
+    of_forward = node.target is operator.getitem and not any(map(is_backward, node.all_input_nodes))
+    return is_backward(node) and not of_forward
 
 
 def _half(

@@ -373,7 +373,7 @@ class GraphAgreement:
         failure = {"failed": type(error).__name__, "message": str(error)}
         answers = [
             what
-            for number in range(self._num_answers or 1)
+            for number in range(self._num_answers + 1)  # the next one, too
             for what in (f"answer {number} identity", f"answer {number}")
         ]
         topics = tuple(_ABOUT) if orders else (_SETTINGS, _MEMORY)

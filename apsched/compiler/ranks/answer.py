@@ -3,7 +3,7 @@ process rank for all with the graph.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import asdict, dataclass, replace
 
 import orjson
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 Solve = Callable[..., SolveResult]
 """``(problem, caps, options)``, and ``start=`` a schedule where one is near."""
+Answers = MutableMapping[str, SolveResult]
+"""Address (:func:`apsched.compiler.ranks.problem_digest.answer_digest`) -> answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class Sources:
     """Schedules to replay in place of solving; one of them must belong to the graph."""
     start: Schedule | None = None
     """The start of the solver: part of the address of an answer, too."""
+    solved: Answers | None = None
+    """Answers that this process found before; new ones are added. ``None``: none is kept."""
     near: bool = False
     """Start from the cached answer to the same problem under other caps or options, where ``start``
     is ``None``.
@@ -115,9 +119,23 @@ def answered(
 def _found(
     problem: Problem, caps: Caps, options: SolveOptions, solve: Solve, sources: Sources
 ) -> SolveResult:
-    """Return the answer from a schedule file, the cache or the solver, in this order."""
+    """Return the answer from a schedule file, this process, the cache or the solver, in this
+    order.
+    """
     if sources.schedules:
         return replayed(problem, caps, sources.schedules)
+    if sources.solved is None:
+        return _cached_or_solved(problem, caps, options, solve, sources)
+    address = answer_digest(problem, caps, options, sources.start, near=sources.near)
+    if address not in sources.solved:
+        answer = _cached_or_solved(problem, caps, options, solve, sources)
+        sources.solved[address] = answer
+    return sources.solved[address]
+
+
+def _cached_or_solved(
+    problem: Problem, caps: Caps, options: SolveOptions, solve: Solve, sources: Sources
+) -> SolveResult:
     if sources.cache is None:
         return solve(problem, caps, options)
     cold = answer_digest(problem, caps, options, sources.start)

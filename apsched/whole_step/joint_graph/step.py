@@ -9,13 +9,20 @@ from functools import partial
 from apsched.config import Caps
 from apsched.pipeline.load import LoadedGraph, with_apart
 from apsched.pipeline.result import Result
-from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph, under_plan
+from apsched.pipeline.solve_graph import (
+    Search,
+    SolveRequest,
+    resolve_caps,
+    solve_graph,
+    under_plan,
+)
 from apsched.progress import Progress
-from apsched.quantities import MemoryCap
+from apsched.quantities import MemoryCap, show_us
 from apsched.schedule.schedule import Schedule
 from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.bounds.whole_step import graph_bound
 from apsched.solver.requested import solve_requested
+from apsched.units import ticks_to_us
 from apsched.whole_step.choices import ALL, NONE, Choice
 from apsched.whole_step.improve import NEVER, ticks_of
 from apsched.whole_step.joint_graph.bound import JointGraphs
@@ -124,13 +131,18 @@ class JointStep:
 
     graph: LoadedGraph
     apart: Step
+    request: SolveRequest
+    """That of the graph, under every choice."""
     floor_caps: Caps | None = None
     """Caps of every choice, where the memory cap is one above a floor: that of the graph with only
     those parameters kept that a rule keeps.
     """
     more_bytes: int = 0
     """The memory caps are looser by so much."""
+    search: Search | None = None
+    """Stands in for the solver of the graph."""
     made: dict[Choice, LoadedGraph] = field(default_factory=dict)
+    """Graphs that were made already, here or elsewhere, under the plan."""
     solved: dict[Choice, JointChoice] = field(default_factory=dict)
     """Choices that were solved already."""
     before: Mapping[Choice, JointChoice] = field(default_factory=dict)
@@ -143,22 +155,16 @@ class JointStep:
         """Return the step that ``graph``, one of forward and backward under the plan, is."""
         # a gather in the node would depend on compute in one graph, and share no launch
         halves = under_plan([replace(half, nodes={}) for half in graph.apart], request)
-        return cls(graph=graph, apart=Step.of(halves, request, progress))._above_floor()
+        step = cls(graph=graph, apart=Step.of(halves, request, progress), request=request)
+        return step.with_floor()
 
     def with_cap(self, memory_cap: MemoryCap | None) -> "JointStep":
         """Return this step under another memory cap, with the graphs that are made already; a floor
         is that of the graph with only those parameters kept that a rule keeps.
         """
-        step = replace(self._later(self.apart.with_cap(memory_cap)), floor_caps=None, more_bytes=0)
-        return step._above_floor()
-
-    def _above_floor(self) -> "JointStep":
-        """Return this step with its memory cap, if that is one above a floor, in bytes."""
-        memory_cap = self.request.memory_cap
-        if memory_cap is None or not memory_cap.above_floor:
-            return self
-        caps = resolve_caps(self.under(self.always), self.request, self.apart.progress)
-        return replace(self, floor_caps=caps)
+        later = self._later(self.apart.with_cap(memory_cap))
+        request = replace(self.request, memory_cap=memory_cap)
+        return replace(later, request=request, floor_caps=None, more_bytes=0).with_floor()
 
     def _later(self, apart: Step) -> "JointStep":
         """Return this step with ``apart``, both apart under other caps."""
@@ -174,10 +180,15 @@ class JointStep:
         """All entries that a choice may have."""
         return self.apart.entries
 
-    @property
-    def request(self) -> SolveRequest:
-        """The request that both apart have, too."""
-        return self.apart.request
+    def with_floor(self) -> "JointStep":
+        """Return this step with the same caps for every choice, if the memory cap is one above a
+        floor.
+        """
+        memory_cap = self.request.memory_cap
+        if memory_cap is None or not memory_cap.above_floor:
+            return self
+        least = self.under(self.always)
+        return replace(self, floor_caps=resolve_caps(least, self.request, self.apart.progress))
 
     def with_more(self, size_bytes: int) -> "JointStep":
         """Return this step with memory caps that are looser by ``size_bytes``."""
@@ -237,7 +248,9 @@ class JointStep:
         progress, apart = self.apart.progress, self._schedules_apart(kept)
         progress.note(f"one graph of both with {len(kept)} parameters kept")
         graph, caps = self.under(kept), self.caps_of(kept)
-        result = solve_graph(graph, self.request, progress, caps=caps, apart=apart)
+        result = solve_graph(
+            graph, self.request, progress, caps=caps, apart=apart, search=self.search
+        )
         start = self._faster_before(kept, result)
         if start is not None:
             search = partial(solve_requested, start=start)
@@ -335,14 +348,7 @@ def solve_joint(step: JointStep) -> JointAnswer:
     never slower than with none kept, nor than with all kept if that fits.
     """
     apart = solve_step(step.apart)
-    compared = {
-        name: step.solve_if_faster(kept)
-        for name, kept in _choices(step.apart, apart.best.kept).items()
-        if name != ALL or step.may_fit(kept)
-    }
-    best = min(step.solved.values(), key=lambda choice: (ticks_of(choice), choice.peak_bytes))
-    if not best.fits:
-        best = compared[NONE] if NONE in compared else compared[AS_APART]
+    best, compared = compare(step, choices_to_compare(step.apart, apart.best.kept))
     bound = step.bound()
     check_bound(bound.ticks, best.step_ticks if best.fits else None)
     return JointAnswer(
@@ -354,7 +360,39 @@ def solve_joint(step: JointStep) -> JointAnswer:
     )
 
 
-def _choices(step: Step, apart: Choice) -> dict[str, Choice]:
+def compare(
+    step: JointStep, choices: Mapping[str, Choice]
+) -> tuple[JointChoice, dict[str, JointChoice]]:
+    """Return the fastest of ``choices`` (:func:`choices_to_compare`) and of those that ``step`` has
+    solved already; and ``choices`` in the graph, without all kept if that cannot fit.
+    """
+    compared = {
+        name: step.solve_if_faster(kept)
+        for name, kept in choices.items()
+        if name != ALL or step.may_fit(kept)
+    }
+    best = min(step.solved.values(), key=lambda choice: (ticks_of(choice), choice.peak_bytes))
+    if not best.fits:
+        best = compared[NONE] if NONE in compared else compared[AS_APART]
+    return best, compared
+
+
+def step_times(choices: Mapping[str, Choice], compared: Mapping[str, JointChoice]) -> str:
+    """Return the step times of ``choices`` as ``compared`` in one line."""
+    texts = []
+    for name, kept in choices.items():
+        found = compared.get(name)
+        if found is None or (found.result is not None and not found.fits):
+            shown = "does not fit"
+        elif found.result is None:
+            shown = f"at least {show_us(ticks_to_us(found.bound_ticks))}"
+        else:
+            shown = show_us(ticks_to_us(found.step_ticks))
+        texts.append(f"{name} ({len(kept)} kept) {shown}")
+    return ", ".join(texts)
+
+
+def choices_to_compare(step: Step, apart: Choice) -> dict[str, Choice]:
     """Return ``apart``, the best choice for forward and backward apart, and those of none and of
     all, by name; equal ones once.
     """
