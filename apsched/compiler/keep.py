@@ -61,6 +61,8 @@ Pair = tuple[GraphModule, GraphModule]
 """Forward and backward graph."""
 CapturedPair = tuple[CapturedGraph, CapturedGraph]
 """Forward and backward graph, captured."""
+_OTHERS = "others"
+"""Key of the parameters that only one half gathers."""
 _RUNNING: dict[tuple[int, ...], str] = {}
 """Process ranks of a node -> name of their group, which all of them make once in the life of a
 job.
@@ -150,20 +152,25 @@ def fastest_in_joint(
 
     ``joint`` makes the graph with the parameters that are kept; all process ranks make it for the
     same choices. With ``agreement`` one process rank solves, and all get its choice. ``solved``
-    gets the answers that this process finds.
+    gets the answers that this process finds. Any choice but none has also those of ``parameters``
+    that only one half gathers, as all kept has.
     """
     in_use = agreed_memory(settings, agreement)
     apart: list[Step] = []  # of the process rank that solves, which is the same both times
 
     def of_halves() -> dict[str, Choice]:
         with _working(agreement):
-            apart.append(_step(pair, settings, in_use))
-            return choices_to_compare(apart[0], solve_step(apart[0]).best.kept)
+            step = _step(pair, settings, in_use)
+            apart.append(step)
+            others = Choice(parameters).difference(p.name for p in step.parameters)
+            return {_OTHERS: others, **choices_to_compare(step, solve_step(step).best.kept)}
 
     choices = _agreed(parameters, of_halves, agreement)
+    others = choices.pop(_OTHERS)
+    tagged = {kept: kept | others if kept else kept for kept in choices.values()}
     if len(choices) == 1:
-        return choices[AS_APART]
-    graphs = {kept: joint(kept) for kept in choices.values()}
+        return tagged[choices[AS_APART]]
+    graphs = {kept: joint(tags) for kept, tags in tagged.items()}
 
     def compared() -> dict[str, Choice]:
         with _working(agreement):
@@ -172,7 +179,7 @@ def fastest_in_joint(
             logger.info("keep: %s in one graph", step_times(choices, found))
             return {"best": best.kept}
 
-    return _agreed(parameters, compared, agreement)["best"]
+    return tagged[_agreed(parameters, compared, agreement)["best"]]
 
 
 def _agreed(

@@ -60,12 +60,26 @@ def test_kept_parameters_are_not_gathered_again_and_change_no_bit(reports):
         again = report["free"]["again"]
         assert "layers.0.attention.wo.weight" in again
         assert set(report["keep auto"]["again"]) < set(again)
+        assert report["keep none"]["again"] == again
+        assert report["keep all"]["again"] == []
         if len(reports) == 2:
-            assert report["keep none"]["again"] == again
-            assert report["keep all"]["again"] == []
             others = [name for name in again if "layers.1." not in name]
             assert report["keep one block"]["again"] == others
-    assert len({tuple(report["keep auto"]["again"]) for report in reports}) == 1
+
+
+@pytest.mark.alone
+def test_the_choice_is_compared_in_the_joint_graph(reports):
+    """In 33 MiB the halves keep all, and the search is slower in the joint graph with all kept than
+    with none.
+    """
+    for cap in ("", ", 33 MiB"):
+        autos = [report[f"keep auto{cap}"] for report in reports]
+        assert len({(tuple(auto["again"]), auto["step_us"]) for auto in autos}) == 1
+        assert autos[0]["step_us"] <= reports[0][f"keep none{cap}"]["step_us"]
+        assert len(set(autos[0]["solved"])) == len(autos[0]["solved"]), "each graph once"
+        assert not any(auto["solved"] for auto in autos[1:]), "one process rank solves"
+    assert reports[0]["keep auto"]["step_us"] <= reports[0]["keep all"]["step_us"]
+    assert reports[0]["keep auto"]["again"] == [], "the halves decide on every parameter"
 
 
 @pytest.mark.alone
@@ -197,8 +211,10 @@ def test_without_tags_nothing_can_be_chosen_and_without_collectives_nothing_is(m
         keep=KeepRequest(mode=mode),
         names=lambda _: {},
         gradients=lambda _: {},
+        describe=lambda _: {},
         until_scheduled=(),
         settings=Settings(),
+        solved={},
     )
     alone = torch.fx.symbolic_trace(torch.nn.Identity())
     assert choose(alone) is alone
