@@ -426,6 +426,20 @@ def test_nobody_goes_on_where_one_never_hears_that_all_may():
     assert "not all of 4 process ranks have received" in str(found[0])
 
 
+def test_a_failure_between_two_answers_reaches_those_that_wait_for_the_second():
+    def body(job: Job) -> object:
+        with GraphAgreement(job, ALL) as agreement:
+            agreement.shared("one", {}, lambda: b"")
+            if job.rank == 0:
+                raise InfeasibleError("no second graph")
+            return agreement.shared("one", {}, lambda: b"")
+
+    began_s = time.monotonic()
+    found = run(*[body] * 4)
+    assert [type(one) for one in found] == [InfeasibleError] * 4
+    assert time.monotonic() - began_s < PATIENT_S / 2
+
+
 def states(graph: str = "joint", **settings: str) -> Body:
     """Return a process rank that compares the settings of its joint graph; it returns nothing."""
 

@@ -223,6 +223,18 @@ def test_what_was_solved_once_is_in_the_cache(tmp_path):
     assert counting.calls == 2
 
 
+def test_what_this_process_solved_once_is_not_solved_again():
+    """Under other caps it is."""
+    problem, counting, sources = a_problem(), Counting(), Sources(solved={})
+    answers = [
+        answered(problem, caps, OPTIONS, counting, sources=sources)
+        for caps in (FREE, FREE, Caps(max_prefetch=0), FREE)
+    ]
+    assert counting.calls == 2
+    assert answers[0] is answers[1] is answers[3]
+    assert answers[0] is not answers[2]
+
+
 def test_what_does_not_fit_the_graph_is_solved_again_and_replaced(tmp_path, caplog):
     """A whole entry under the right name whose answer is that of another problem: the checksum
     holds, the verification does not.
