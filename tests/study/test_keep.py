@@ -91,7 +91,7 @@ def test_a_range_of_caps_begins_where_nothing_is_kept(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_one_graph_is_that_of_solve(run: Run, tmp_path: Path) -> None:
     """The choice under each cap, its step time, which starts from both apart, and its peak; a
-    second run makes no choice and solves nothing.
+    second run makes no choice and solves nothing, also on a study that was merged.
     """
     vary = {"keep": ["none", "all", "auto"], "memory_cap": ["420KiB", "none"]}
     sizes = {**SIZES, "direction": "joint", "output": tmp_path / "study"}
@@ -114,12 +114,13 @@ def test_one_graph_is_that_of_solve(run: Run, tmp_path: Path) -> None:
     assert len(steps["auto", CAP].kept) < len(steps["auto", None].kept)
     assert "step, keep auto, memory cap 420.00 KiB: " in found.summary()
     axes = ["--vary=keep=none,all,auto", "--vary=memory_cap=420KiB,none", "--direction", "joint"]
-    again = run("study", "llama3-debug", *OPTIONS, *axes, "--jobs", "1", "-o", found.path, "--json")
-    assert again.code == 0, again.stderr
-    assert not {"solve", "capture"} & set(again.stderr.split())
-    assert [s["kept"] for s in json.loads(again.stdout)["steps"]] == [
-        list(s.kept) for s in found.steps
-    ]
+    assert run("study", "merge", found.path, found.path, "-o", "both").code == 0
+    for path in (found.path, "both"):
+        again = run("study", "llama3-debug", *OPTIONS, *axes, "--jobs", "1", "-o", path, "--json")
+        assert again.code == 0, again.stderr
+        assert not {"solve", "capture"} & set(again.stderr.split())
+        kept = [step["kept"] for step in json.loads(again.stdout)["steps"]]
+        assert kept == [list(step.kept) for step in found.steps]
     assert run("report", found.path, "-o", "page.html").code == 0
 
 

@@ -96,6 +96,10 @@ def merge(sources: Sequence[Store], target: Store) -> int:
                 replace(point.outcome, schedule=content),
             )
         for capture in source.captures():
+            capture_id, _ = capture
+            for row in source.capture(capture_id) or ():
+                for graph in (row, *row.apart):  # graphs apart have no points
+                    target.add_graph(graph, source.graph_content(graph))
             target.copy_capture(capture)
         for step_range in source.step_ranges():
             target.add_step_range(*step_range)
