@@ -26,6 +26,7 @@ from apsched.solver.infeasible.explain import with_less_memory
 from apsched.solver.interleave.interleave import interleaved
 from apsched.solver.interleave.least_memory import has_chains, least_known
 from apsched.solver.reorder.min_memory import floated_model
+from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.solve import solve as solve_any
 from apsched.units import ticks_to_us
 
@@ -43,8 +44,8 @@ def solve_requested(
     search_alone: bool = False,
 ) -> SolveResult:
     """As :func:`apsched.solver.solve`; compute stays as captured where moving it does not pay,
-    ``start`` moves none, and something fits. Chains that do not depend on each other are
-    interleaved where that is faster.
+    ``start`` moves none, and the memory cap leaves room for that order. Chains that do not depend
+    on each other are interleaved where that is faster.
     """
     caps, options = caps or Caps(), options or SolveOptions()
     if has_chains(problem, caps):
@@ -59,9 +60,24 @@ def solve_requested(
     bound = best_bound(instance, Orders(instance))
     shown = _with_bound(progress, bound)
     found = solve(problem, searched, progress=shown)
-    if found.best is None:
-        return solve(problem, caps, progress=progress)
+    if found.best is None or _is_short(instance.within(searched)):
+        moved = solve(problem, caps, progress=progress)
+        if found.best is None or (
+            moved.best is not None and moved.best.step_time_ticks < found.best.step_time_ticks
+        ):
+            return moved
     return _claimed(instance, options, found, bound)
+
+
+def _is_short(instance: Instance) -> bool:
+    """Return whether the memory cap is below the peak of launches just in time: few schedules fit,
+    such as a baseline.
+    """
+    cap_bytes = instance.caps.memory_cap_bytes
+    if cap_bytes is None:
+        return False
+    least = just_in_time(instance.without_memory_cap())
+    return least is not None and least.peak_memory_bytes > cap_bytes
 
 
 def _with_bound(progress: Progress | None, bound: TimeBound) -> Progress | None:

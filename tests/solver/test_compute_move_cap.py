@@ -2,14 +2,22 @@
 stays as captured.
 """
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from apsched.api import solve
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
+from apsched.schedule.verify import verify
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.baselines import baselines
 from apsched.solver.compute_move_cap import moving_where_it_pays
+from apsched.solver.requested import solve_requested
 from tests.helpers.problems.by_hand import ByHand, line
 from tests.helpers.problems.layered import Layer, layered
+from tests.helpers.problems.strategies import random_problem
 
 QUICK = SolveOptions(budget=1)
 
@@ -43,6 +51,26 @@ def with_an_end(gradient: int, last: int) -> Problem:
         *outputs,
         b.wait("v", b.start("reduce_scatter", "rs", x, last * 1024 // 10, last * 512 // 10)),
     )
+
+
+@pytest.mark.parametrize("seed", [543, 985, 1358])
+def test_where_memory_is_short_compute_may_move_though_a_schedule_as_captured_fits(
+    seed: int,
+) -> None:
+    """The cap is the peak of a baseline, below that of launches just in time."""
+    problem = random_problem(random.Random(seed), max_collectives=14, max_compute=30)
+    captured = Caps(max_compute_move=0)
+    made = baselines(Instance.of(problem, captured))
+    cap_bytes = min(one.peak_memory_bytes for one in made)
+    caps = Caps(memory_cap_bytes=cap_bytes, max_compute_move=200)
+    assert moving_where_it_pays(problem, caps).max_compute_move == 0
+    options = SolveOptions(budget=0.0)
+    found = solve_requested(problem, caps, options)
+    fixed = solve_requested(problem, replace(caps, max_compute_move=0), options)
+    assert found.best is not None
+    assert fixed.best is not None
+    assert verify(problem, found.best.schedule, caps) == ()
+    assert found.best.step_time_ticks < fixed.best.step_time_ticks
 
 
 @pytest.mark.parametrize(

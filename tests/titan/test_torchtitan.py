@@ -70,16 +70,17 @@ def test_kept_parameters_are_not_gathered_again_and_change_no_bit(reports):
 
 @pytest.mark.alone
 def test_the_choice_is_compared_in_the_joint_graph(reports):
-    """In 33 MiB the halves keep all, and the search is slower in the joint graph with all kept than
-    with none.
+    """On two processes in 31.5 MiB the halves keep 12 of 15 parameters, and the joint graph is
+    faster with all kept.
     """
-    for cap in ("", ", 33 MiB"):
+    for cap in ("", ", 31.5 MiB"):
         autos = [report[f"keep auto{cap}"] for report in reports]
         assert len({(tuple(auto["again"]), auto["step_us"]) for auto in autos}) == 1
-        assert autos[0]["step_us"] <= reports[0][f"keep none{cap}"]["step_us"]
+        for choice in ("none", "all"):
+            if (stated := reports[0].get(f"keep {choice}{cap}")) is not None:
+                assert autos[0]["step_us"] <= stated["step_us"]
         assert len(set(autos[0]["solved"])) == len(autos[0]["solved"]), "each graph once"
         assert not any(auto["solved"] for auto in autos[1:]), "one process rank solves"
-    assert reports[0]["keep auto"]["step_us"] <= reports[0]["keep all"]["step_us"]
     assert reports[0]["keep auto"]["again"] == []
 
 
