@@ -84,16 +84,24 @@ def _without_collinear(
     """Drop points that the line between their kept neighbours hits within one tick."""
     kept = [0]
     while kept[-1] < len(sizes) - 1:
-        first, last = kept[-1], kept[-1] + 1
-        while last + 1 < len(sizes) and _one_line(sizes, prices, first, last + 1):
-            last += 1
-        kept.append(last)
+        kept.append(_end_of_line(sizes, prices, kept[-1]))
     return tuple(sizes[k] for k in kept), tuple(prices[k] for k in kept)
 
 
-def _one_line(sizes: list[int], prices: list[int], first: int, last: int) -> bool:
-    rise, run = prices[last] - prices[first], sizes[last] - sizes[first]
-    return all(
-        abs((prices[k] - prices[first]) * run - (sizes[k] - sizes[first]) * rise) <= run
-        for k in range(first + 1, last)
-    )
+def _end_of_line(sizes: list[int], prices: list[int], first: int) -> int:
+    """Return the last point up to which lines from ``first`` to each point hit all points between
+    within one tick: the slopes that do so, as a (rise, run) at least and at most, narrow.
+    """
+    last = first + 1
+    least, most = (-1, 0), (1, 0)
+    while last + 1 < len(sizes):
+        rise, run = prices[last] - prices[first], sizes[last] - sizes[first]
+        if (rise - 1) * least[1] > least[0] * run:
+            least = rise - 1, run
+        if (rise + 1) * most[1] < most[0] * run:
+            most = rise + 1, run
+        rise, run = prices[last + 1] - prices[first], sizes[last + 1] - sizes[first]
+        if rise * least[1] < least[0] * run or rise * most[1] > most[0] * run:
+            break
+        last += 1
+    return last

@@ -2,12 +2,13 @@
 
 import math
 from fractions import Fraction
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apsched.costs.price_curve import PriceCurve, sample_curve
+from apsched.costs.price_curve import PriceCurve, _without_collinear, sample_curve
 from apsched.errors import InputError
 from apsched.units import us_to_ticks
 
@@ -174,3 +175,25 @@ def test_sampling_never_decreases_and_stays_within_a_tick(
     for step in range(36, 161):
         size = round(2 ** (step / 4))
         assert abs(c(size) - us_to_ticks(price_us(size))) <= 1
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 9)), min_size=1, max_size=30))
+def test_the_points_that_are_left_out_are_those_that_a_line_hits(steps) -> None:
+    """Each line reaches as far as all points before its end are within one tick of it."""
+    sizes, prices = ([0, *accumulate(each)] for each in zip(*steps, strict=True))
+    kept, _ = _without_collinear(sizes, prices)
+    lines, first = [0], 0
+    while first < len(sizes) - 1:
+        last = first + 1
+        while last + 1 < len(sizes) and is_near(sizes, prices, first, last + 1):
+            last += 1
+        lines.append(first := last)
+    assert kept == tuple(sizes[k] for k in lines)
+
+
+def is_near(sizes: list[int], prices: list[int], first: int, last: int) -> bool:
+    slope = Fraction(prices[last] - prices[first], sizes[last] - sizes[first])
+    between = range(first + 1, last)
+    return all(
+        abs(prices[k] - prices[first] - (sizes[k] - sizes[first]) * slope) <= 1 for k in between
+    )

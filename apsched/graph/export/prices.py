@@ -1,6 +1,8 @@
 """The cost of each node on the compute stream, and its source."""
 
+import threading
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -96,12 +98,39 @@ def copy_curve(cost_model: CostModel, device: torch.device) -> PriceCurve:
     node = graph.call_function(torch.ops.aten.clone.default, (source,))
 
     def price_us(size_bytes: int) -> float:
-        source.meta["val"] = torch.empty(size_bytes, dtype=torch.uint8, device=device)
-        node.meta["val"] = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        source.meta["val"], node.meta["val"] = _COPIED.pair(size_bytes, device)
         return cost_model.compute_us(node)
 
-    with FakeTensorMode():
+    with _COPIED.mode:
         return sample_curve(price_us)
+
+
+class _Copied(threading.local):
+    """The fake tensors of copy curves: the sizes depend on no graph, and to make the tensors takes
+    longer than to price them. A thread has its own: a mode is entered by one at a time.
+    """
+
+    @cached_property
+    def mode(self) -> FakeTensorMode:
+        """The mode of the tensors."""
+        return FakeTensorMode()
+
+    @cached_property
+    def _pairs(self) -> dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]]:
+        return {}
+
+    def pair(self, size_bytes: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return two tensors of ``size_bytes`` on ``device``; the mode must be on."""
+        found = self._pairs.get((size_bytes, device))
+        if found is None:
+            one, other = (
+                torch.empty(size_bytes, dtype=torch.uint8, device=device) for _ in range(2)
+            )
+            found = self._pairs[size_bytes, device] = one, other
+        return found
+
+
+_COPIED = _Copied()
 
 
 def collective_curves(
