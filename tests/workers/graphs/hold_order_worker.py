@@ -58,7 +58,7 @@ def compare(rank: int, world_size: int) -> dict[str, object]:
 
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / f"inductor_{rank}")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=500)

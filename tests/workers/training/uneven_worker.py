@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._functorch import config as functorch_config
 from torch.distributed.device_mesh import init_device_mesh
 
 from apsched.compiler import schedule_graph
@@ -51,8 +52,9 @@ def one_fails(**settings: object) -> dict[str, object]:
 
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.parent / "inductor")  # kernels of all ranks
     # torch's own cache of joint graphs takes the shards of one process rank for those of another
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.parent / f"inductor{rank}")
+    functorch_config.enable_autograd_cache = False
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=600)
