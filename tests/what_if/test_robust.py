@@ -202,7 +202,9 @@ def test_on_the_command_line(tmp_path, capsys):
         "--memory-cap",
         "none",
         "--budget",
-        "0.1",
+        "0",
+        "--seq",
+        "64",
         "--direction",
         "forward",
     ]
