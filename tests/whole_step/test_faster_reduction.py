@@ -75,7 +75,7 @@ def test_a_capture_alone_cannot_choose() -> None:
 
 
 def test_the_result_says_the_choice(tmp_path, capsys) -> None:
-    command = "solve llama3-debug --mesh fsdp=2 --seq 16 --layers 1 --budget 0.05"
+    command = "solve llama3-debug --mesh fsdp=2 --seq 16 --layers 1 --budget 0"
     assert not main(
         [*command.split(), "--micro-batches", "2", "--reduce", "auto", "-o", str(tmp_path)]
     )
