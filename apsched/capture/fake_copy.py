@@ -147,7 +147,8 @@ def _call_in_order(
     forward: Callable[..., Any], inputs: Inputs
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return ``forward`` as a function of its inputs that have tensors, in order, which returns
-    tensors alone; and these inputs.
+    tensors alone; and these inputs. A tracer gives other values no node: they stay as they are,
+    also inside of an input that has tensors, of which the tensors alone are an input then.
     """
     places, named = ((), dict(inputs)) if isinstance(inputs, Mapping) else (inputs, {})
     stated = [*places, *named.values()]
@@ -160,11 +161,30 @@ def _call_in_order(
     def call(*given: Any) -> Any:
         values = list(stated)
         for k, value in zip(with_tensors, given, strict=True):
-            values[k] = value
+            values[k] = _with_tensors(stated[k], value)
         rest = len(places)
         return _as_tensors(forward(*values[:rest], **dict(zip(named, values[rest:], strict=True))))
 
-    return call, tuple(stated[k] for k in with_tensors)
+    return call, tuple(_tensors_of(stated[k]) for k in with_tensors)
+
+
+def _tensors_of(value: Any) -> Any:
+    """Return ``value`` if all its leaves are tensors, else a list of those that are."""
+    leaves = torch.utils._pytree.tree_leaves(value)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return value if len(tensors) == len(leaves) else tensors
+
+
+def _with_tensors(value: Any, given: Any) -> Any:
+    """Return ``value`` with the tensors of ``given``, which :func:`_tensors_of` made of a value
+    like it.
+    """
+    leaves, form = torch.utils._pytree.tree_flatten(value)
+    if all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return given
+    tensors = iter(given)
+    merged = [next(tensors) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return torch.utils._pytree.tree_unflatten(merged, form)
 
 
 def _as_tensors(found: Any) -> Any:

@@ -15,7 +15,8 @@ from torch.distributed.fsdp import fully_shard
 import apsched
 from apsched.capture.fake_copy import also_as_compiled, called_in_order
 from apsched.capture.fake_world import world
-from apsched.capture.function import call_function
+from apsched.capture.function import call_function, capture_own
+from apsched.capture.micro_batches import MicroBatchChoice
 from apsched.errors import InputError
 from apsched.graph.graph_file import to_bytes
 
@@ -49,7 +50,17 @@ class ByName(Model):
         return super().forward(x, y)
 
 
+class Nested(Model):
+    """The same with inputs inside of containers, among values that are no tensors."""
+
+    def forward(self, x: torch.Tensor, rest: dict[str, Any]) -> Any:  # type: ignore[override]
+        y, name, nothing = rest["target"]
+        assert (name, nothing, rest["scale"]) == ("y", None, 2)
+        return super().forward(x, y)
+
+
 X, Y = torch.ones(4, 8), torch.zeros(4, 8)
+NESTED = {"target": (Y, "y", None), "scale": 2}
 
 
 def graphs(model: nn.Module, inputs: Any) -> list[bytes]:
@@ -65,6 +76,34 @@ def test_inputs_by_name_are_those_in_order() -> None:
     assert step.step_time_us == apsched.solve_step(Model(), [X, Y], "fsdp=2", budget=0).step_time_us
 
 
+def test_values_inside_of_an_input_that_has_tensors_stay_as_they_are() -> None:
+    expected = graphs(Model(), (X, Y))
+    assert graphs(Nested(), (X, NESTED)) == expected
+    assert graphs(Nested(), {"x": X, "rest": NESTED}) == expected
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [(X, NESTED), ((X[:2], NESTED | {"target": (Y[:2], "y", None)}),) * 2],
+    ids=["batch", "tuples"],
+)
+def test_micro_batches_of_nested_inputs_are_captured(inputs: tuple[Any, ...]) -> None:
+    def of(module: nn.Module, inputs: tuple[Any, ...]) -> list[bytes]:
+        return graphs(apsched.micro_batches(module, 2), inputs)
+
+    plain = ((X[:2], Y[:2]),) * 2 if isinstance(inputs[0], tuple) else (X, Y)
+    assert of(Nested(), inputs) == of(Model(), plain)
+    in_row = capture_own(
+        Nested(),
+        (X, NESTED),
+        source="test",
+        num_ranks=None,
+        mesh=None,
+        micro_batches=MicroBatchChoice(count=2),
+    )
+    assert len(in_row.graphs) == 2
+
+
 def test_units_of_fully_shard_take_inputs_by_name() -> None:
     with world(2):
         mesh = init_device_mesh("cpu", (2,))
@@ -74,6 +113,7 @@ def test_units_of_fully_shard_take_inputs_by_name() -> None:
                 (Model(), (X, Y)),
                 (ByName(), {"x": X, "scale": 2.0, "y": Y}),
                 (Model(Found), (X, Y)),
+                (Nested(), (X, NESTED)),
             )
         ]
     assert len({tuple(dag.number_of_nodes() for dag in pair) for pair in found}) == 1

@@ -91,6 +91,21 @@ def test_of_a_function_it_is_a_function_of_a_batch_or_of_several_inputs():
     assert parts((torch.ones(2), torch.ones(1)), (torch.ones(3), torch.ones(3))) == 10
 
 
+def test_containers_are_split_leaf_by_leaf_and_other_values_go_to_each():
+    calls = []
+
+    def step(x, k, rest):
+        calls.append((len(x), k, {name: list(map(shown, values)) for name, values in rest.items()}))
+        return x.sum()
+
+    def shown(value):
+        return len(value) if isinstance(value, torch.Tensor) else value
+
+    rest = {"pair": (torch.ones(4), 7), "list": [None, torch.ones(4, 3)], "none": ()}
+    apsched.micro_batches(step, 2)(torch.ones(4), None, rest=rest)
+    assert calls == [(2, None, {"pair": [2, 7], "list": [None, 2], "none": []})] * 2
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -99,6 +114,7 @@ def test_of_a_function_it_is_a_function_of_a_batch_or_of_several_inputs():
         (lambda s: apsched.micro_batches(3, 2), "step: expected a module or a function, found int"),
         (lambda s: apsched.micro_batches(s, 2)(torch.ones(3)), "into 2 equal parts, found 3"),
         (lambda s: apsched.micro_batches(s, 2)(), r"tensors of shapes \(none\); hand in 2 tuples"),
+        (lambda s: apsched.micro_batches(s, 2)(3, None, {"k": 1}), r"tensors of shapes \(none\)"),
         (
             lambda s: apsched.micro_batches(s, 2)(torch.ones(4), torch.ones(2)),
             r"shapes \[4\], \[2\]",
