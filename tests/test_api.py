@@ -199,6 +199,9 @@ def test_solve_a_dag(debug_graphs: dict[str, Path]) -> None:
     nothing = apsched.solve(dag, memory_cap_bytes=0, options=options)
     assert nothing.best is None
     assert nothing.answer.infeasibility is not None
+    assert (nothing.status, nothing.peak_memory_bytes) == ("infeasible", None)
+    assert result.status == ("optimal" if result.gap == 0 else "feasible")
+    assert result.peak_memory_bytes == result.best.peak_memory_bytes <= 2**30
 
 
 @pytest.mark.parametrize("name", ["capture", "study"])

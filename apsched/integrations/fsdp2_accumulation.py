@@ -39,7 +39,7 @@ from apsched.torch_compat.compilers import uncompiled
 from apsched.whole_step.keep_request import KEPT_FILE, keep_request
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class Fsdp2MicroBatches:
     """The settings of a model for each of several micro-batches in a row."""
 
@@ -47,10 +47,17 @@ class Fsdp2MicroBatches:
     units: tuple[Unit, ...]
     settings: tuple[Fsdp2Settings, ...]
     """One for each micro-batch."""
-    _is_open: bool = field(default=False, init=False, repr=False)
+    _is_open: bool = field(default=False, init=False)
     """Whether gradients are not reduced yet, or parameters stay gathered, behind the micro-batch
     that was begun.
     """
+
+    def __repr__(self) -> str:
+        """One line: the model, its units and micro-batches."""
+        return (
+            f"Fsdp2MicroBatches({type(self.model).__name__}: {len(self.units)} units,"
+            f" {len(self.settings)} micro-batches)"
+        )
 
     def begin(self, micro_batch: int, *, last: bool = False) -> None:
         """Set up the model for ``micro_batch``, counted from 0; call it before its forward. A step

@@ -11,7 +11,7 @@ from apsched.problem.problem import Problem
 from apsched.schedule.analysis.critical_path import CriticalPath, critical_path
 from apsched.schedule.analysis.metrics import Metrics, metrics_of
 from apsched.schedule.analysis.usage import Chosen, chosen
-from apsched.schedule.result import Score, Scored, SolveResult
+from apsched.schedule.result import Score, Scored, SolveResult, Status
 from apsched.schedule.schedule import Schedule
 from apsched.schedule.simulate import Timeline, simulate
 from apsched.units import ticks_to_us
@@ -138,6 +138,20 @@ class Result:
     def schedule(self) -> Schedule | None:
         """The schedule found."""
         return self.answer.best.schedule if self.answer.best else None
+
+    @property
+    def status(self) -> Status:
+        """``"optimal"`` (the step time is the bound), ``"feasible"``, or ``"infeasible"``: no
+        schedule keeps the caps, or none was found.
+        """
+        return self.answer.status
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """Peak of the memory of the graph with the best schedule, in bytes; ``None`` where there is
+        none.
+        """
+        return self.answer.best.peak_memory_bytes if self.answer.best else None
 
     @property
     def step_time_us(self) -> float | None:

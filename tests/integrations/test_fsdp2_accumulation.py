@@ -183,6 +183,8 @@ def test_settings_of_each_micro_batch(tmp_path: Path) -> None:
             for settings in step.settings
         ]
         assert switches == [{"layers.1": (False, True), "layers.2": (True, False)}, {}]
+        name = type(step.model).__name__
+        assert repr(step) == f"Fsdp2MicroBatches({name}: {len(step.units)} units, 2 micro-batches)"
         with pytest.raises(InputError, match="a micro-batch from 0 to 1, found 2"):
             step.begin(2)
 
