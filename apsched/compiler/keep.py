@@ -30,10 +30,11 @@ from apsched.compiler.schedule_captured import (
     searching,
 )
 from apsched.compiler.settings import Settings
+from apsched.errors import InputError
 from apsched.fx.collectives import is_collective
 from apsched.fx.node_shards import NodeGroup
 from apsched.fx.passes.parameters import gather_nodes
-from apsched.names import in_node
+from apsched.names import in_node, name_of
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.solve_graph import SolveRequest
 from apsched.torch_compat.compilers import name_parameters
@@ -53,6 +54,7 @@ from apsched.whole_step.keep_request import (
     of_one_micro_batch,
 )
 from apsched.whole_step.pair import Step
+from apsched.whole_step.rules import nearest_names
 from apsched.whole_step.search import solve_step
 
 logger = logging.getLogger(__name__)
@@ -98,15 +100,7 @@ def chosen_parameters(
     """
     parameters = sorted(set(gather_nodes(joint.graph).values()))
     if request.mode != AUTO:
-        found = request.fitting([*parameters, *map(in_node, parameters)])
-        if request.entries and parameters and not found:
-            logger.warning(
-                "keep: no entry fits a parameter that this graph gathers (such as %s), and none is"
-                " kept in it; found %s",
-                parameters[0],
-                ", ".join(request.entries),
-            )
-        return found
+        return kept_by_entries(request, parameters)
     if not any(is_collective(node) for node in joint.graph.nodes):
         return Choice()
 
@@ -117,6 +111,24 @@ def chosen_parameters(
         return capture_graph(forward, name="forward"), capture_graph(backward, name="backward")
 
     return fastest_choice(parameters, captured, settings, agreement)
+
+
+def kept_by_entries(request: KeepRequest, parameters: Sequence[str]) -> Choice:
+    """Return the choice of ``request``, which is stated, for one graph of a job, which gathers
+    ``parameters``.
+
+    ``InputError`` where there are some, and no entry fits one; an entry by itself may be about
+    another graph.
+    """
+    found = request.fitting([*parameters, *map(in_node, parameters)])
+    if request.entries and parameters and not found:
+        entry = name_of(request.entries[0])
+        raise InputError(
+            "keep: expected an entry that fits a parameter which this graph gathers, found"
+            f" {', '.join(request.entries)}: {nearest_names(entry, parameters)}; correct the names,"
+            " or leave keep out"
+        )
+    return found
 
 
 def fastest_choice(

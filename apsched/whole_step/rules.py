@@ -33,7 +33,7 @@ def by_rules(
         if not matched and not holds:
             raise InputError(
                 f"{_text(plan, i)} matches no parameter that forward and backward both gather:"
-                f" {_hint(rule.match, names)}"
+                f" {nearest_names(rule.match, names)}"
             )
         for name in matched:
             other = found.setdefault(name, i)
@@ -73,7 +73,8 @@ def _text(plan: Plan, i: int) -> str:
     return f"rule {i + 1} ({plan.rules[i]})"
 
 
-def _hint(pattern: str, names: Sequence[str]) -> str:
+def nearest_names(pattern: str, names: Sequence[str]) -> str:
+    """Return those of ``names`` in words that are nearest to ``pattern``, which fits none."""
     if not names:
         return "there are none"
     plain = re.sub(r"\\(.)", r"\1", pattern)

@@ -8,23 +8,39 @@ import torch
 from apsched.compiler import keep as module
 from apsched.compiler.keep import chosen_parameters
 from apsched.compiler.settings import Settings
+from apsched.errors import InputError
 from apsched.whole_step.keep_request import keep_request
 
+JOINT = torch.fx.GraphModule({}, torch.fx.Graph())
 
-def test_where_no_entry_fits_a_warning_names_a_parameter(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One that fits another graph alone is no reason for a warning."""
-    joint = torch.fx.GraphModule({}, torch.fx.Graph())
-    monkeypatch.setattr(module, "gather_nodes", lambda graph: {1: "first.weight", 2: "second.bias"})
 
-    def chosen(*names: str) -> set[str]:
-        request = keep_request(list(names), "keep")
-        return {*chosen_parameters(request, joint, lambda: ..., Settings(), {}, None)}
+def chosen(*names: str) -> set[str]:
+    request = keep_request(list(names), "keep")
+    return {*chosen_parameters(request, JOINT, lambda: ..., Settings(), {}, None)}
 
+
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
+    """The parameters that the joint graph gathers."""
+    found = {1: "first.weight", 2: "second.bias"}
+    monkeypatch.setattr(module, "gather_nodes", lambda graph: found)
+    return found
+
+
+def test_an_entry_may_fit_another_graph_alone(gathered, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert chosen("second.*", "of.another.graph") == {"second.bias"}
-        assert caplog.text == ""
-        assert chosen("nonsense.weight") == set()
-    assert "no entry fits a parameter that this graph gathers (such as first.weight)" in caplog.text
-    assert "nonsense.weight" in caplog.text
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("entry", ["secondd.bias", "secondd.bias @node"])
+def test_where_no_entry_fits_the_error_has_the_nearest_names(gathered, entry: str) -> None:
+    """As the error of a rule of a plan that matches nothing."""
+    message = rf"found {entry}, of\.another: the nearest names are second\.bias"
+    with pytest.raises(InputError, match=message):
+        chosen(entry, "of.another")
+
+
+def test_a_graph_that_gathers_nothing_takes_any_entry(gathered) -> None:
+    gathered.clear()
+    assert chosen("first.weight") == set()
