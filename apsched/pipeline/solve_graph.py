@@ -199,6 +199,62 @@ def solve_graph(
     )
 
 
+def solve_each(
+    graphs: Sequence[LoadedGraph], request: SolveRequest, progress: Progress
+) -> tuple[Result, ...]:
+    """Return the answers for ``graphs`` under their plan, which run on one device, each solved by
+    itself.
+    """
+
+    def solve(graph: LoadedGraph, caps: Caps, request: SolveRequest) -> Result:
+        return solve_graph(graph, request, progress, caps=caps)
+
+    caps = [resolve_caps(graph, request, progress) for graph in graphs]
+    return solve_on_one_device(graphs, caps, request, solve)
+
+
+def solve_on_one_device(
+    graphs: Sequence[LoadedGraph],
+    caps: Sequence[Caps],
+    request: SolveRequest,
+    solve: Callable[[LoadedGraph, Caps, SolveRequest], Result],
+) -> tuple[Result, ...]:
+    """Return the answers of ``solve`` for ``graphs`` that run on one device, as those of a step.
+
+    The communicator of a second group is there while any of them runs. So under the memory of the
+    device a graph has less room if another one uses such a group, or none uses one if that is
+    faster.
+    """
+    found = tuple(solve(graph, limits, request) for graph, limits in zip(graphs, caps, strict=True))
+    counts = [len(second_groups(result.problem)) for result in found]
+    num_used = len({group for result in found for group in second_groups(result.problem)})
+    is_of_device = request.memory_cap is None and all(graph.beside for graph in graphs)
+    if not is_of_device or {*counts} == {num_used} or any(r.best is None for r in found):
+        return found
+    without = replace(request, second_group=False)
+    beside, alone = [], []
+    for graph, limits, result, count in zip(graphs, caps, found, counts, strict=True):
+        if count < num_used:
+            less = lowered(limits, num_used * COMMUNICATOR_BYTES)
+            beside.append(_with_communicators(solve(graph, less, without), num_used))
+        else:
+            beside.append(result)
+        alone.append(solve(graph, limits, without) if count else result)
+    return tuple(beside if _step_ticks(beside) < _step_ticks(alone) else alone)
+
+
+def _with_communicators(result: Result, number: int) -> Result:
+    """Return ``result`` with the communicators of so many second groups in its account."""
+    assert result.account is not None
+    return replace(result, account=replace(result.account, more_communicators=number))
+
+
+def _step_ticks(results: Sequence[Result]) -> tuple[bool, int]:
+    """Return the step time of all graphs; those without a schedule come last."""
+    ticks = [result.best.step_time_ticks for result in results if result.best is not None]
+    return len(ticks) < len(results), sum(ticks)
+
+
 def _never_slower_than_apart(
     graph: LoadedGraph,
     caps: Caps,

@@ -12,7 +12,13 @@ from apsched.names import direction_named, name_of
 from apsched.pipeline.device_memory import beside_graph
 from apsched.pipeline.load import LoadedGraph, loaded_graph
 from apsched.pipeline.result import Result
-from apsched.pipeline.solve_graph import SolveRequest, lowered, resolve_caps, solve_graph
+from apsched.pipeline.solve_graph import (
+    SolveRequest,
+    lowered,
+    resolve_caps,
+    solve_graph,
+    solve_on_one_device,
+)
 from apsched.problem.contention_spec import with_node_groups
 from apsched.problem.problem import Problem, with_contention
 from apsched.progress import Progress
@@ -272,13 +278,8 @@ class Step:
 
     def pairs_of(self, kept: Choice) -> tuple[CountedPair, ...]:
         """Return the graphs with the parameters ``kept``, and the memory outside of each."""
-        pair = CountedPair(
-            count=1,
-            graphs=self.under(kept),
-            gradient_bytes=(0, 0),
-            shard_bytes=self.beside_bytes(kept),
-        )
-        return (pair,)
+        graphs, shards = self.under(kept), self.beside_bytes(kept)
+        return (CountedPair(count=1, graphs=graphs, gradient_bytes=(0, 0), shard_bytes=shards),)
 
     def posed(self, graph: LoadedGraph) -> LoadedGraph:
         """Return ``graph`` under the plan of the request."""
@@ -300,13 +301,10 @@ class Step:
             size = sum(self.entry_bytes[entry] for entry in kept)
             words = "solve" if known is None else "solve again"
             with self.progress.stage(f"{words} with {len(kept)} parameters kept"):
+                first, second = self.caps
                 more = self.communicator_bytes(graphs)
-                forward, backward = (
-                    self.solve_graph(graph, lowered(caps, size_bytes), search_alone=search_alone)
-                    for graph, caps, size_bytes in zip(
-                        graphs, self.caps, (more, more + beside), strict=True
-                    )
-                )
+                caps = lowered(first, more), lowered(second, more + beside)
+                forward, backward = self.solve_all(graphs, caps, search_alone=search_alone)
             self.solved[kept] = SolvedChoice(
                 kept=kept,
                 kept_bytes=size,
@@ -328,9 +326,25 @@ class Step:
         ]
         return counts[0] - counts[1]
 
+    def solve_all(
+        self, graphs: Sequence[LoadedGraph], caps: Sequence[Caps], *, search_alone: bool
+    ) -> tuple[Result, ...]:
+        """Return ``graphs`` of one choice solved within ``caps``; they share a device."""
+
+        def solve(graph: LoadedGraph, limits: Caps, request: SolveRequest) -> Result:
+            return replace(self, request=request).solve_graph(
+                graph, limits, search_alone=search_alone
+            )
+
+        return solve_on_one_device(graphs, caps, self.request, solve)
+
     def solve_graph(self, graph: LoadedGraph, caps: Caps, *, search_alone: bool = False) -> Result:
         """Return ``graph`` solved within ``caps``; ``search_alone`` without CP-SAT."""
-        search = partial(solve_requested, search_alone=True) if search_alone else None
+
+        def report(stage: str, *figures: float) -> None:
+            self.progress.solver(f"{graph.problem.name}, {stage}", *figures)
+
+        search = partial(solve_requested, search_alone=search_alone, progress=report)
         return solve_graph(graph, self.request, Progress(quiet=True), caps=caps, search=search)
 
 

@@ -8,7 +8,7 @@ from typing import overload
 
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
-from apsched.pipeline.solve_graph import SolveRequest, solve_graph
+from apsched.pipeline.solve_graph import SolveRequest, solve_each
 from apsched.progress import Progress
 from apsched.whole_step.accumulation.search import AccumulationAnswer, solve_accumulation
 from apsched.whole_step.accumulation.step import Accumulation
@@ -54,7 +54,7 @@ def solve_graphs(
     by_default = keep.is_default and not request.plan.decides_kept
     apart = _apart(graphs)
     if keep.mode == NONE or (by_default and not may_keep(apart or graphs)):
-        alone = tuple(solve_graph(graph, request, progress) for graph in graphs)
+        alone = solve_each(graphs, request, progress)
         return SolvedGraphs(graphs=tuple(graphs), results=alone)
     if apart:
         return _solved_joint(graphs[0], request, keep, progress)

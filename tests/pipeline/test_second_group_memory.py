@@ -1,4 +1,6 @@
-"""The memory of the communicators of second groups: an answer that uses none does not pay it."""
+"""The memory of the communicators of second groups: all graphs of a step pay it where one uses
+such a group, and none does where none uses one.
+"""
 
 from dataclasses import replace
 
@@ -9,9 +11,21 @@ from apsched.config import Caps, SolveOptions
 from apsched.pipeline.device_memory import COMMUNICATOR_BYTES, BesideGraph
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
-from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph
+from apsched.pipeline.solve_graph import (
+    SolveRequest,
+    lowered,
+    resolve_caps,
+    solve_graph,
+    solve_on_one_device,
+)
 from apsched.problem.second_group import second_groups
 from apsched.progress import Progress
+from apsched.quantities import MemoryCap
+from apsched.whole_step.accumulation.step import Accumulation
+from apsched.whole_step.choices import Choice
+from apsched.whole_step.keep_request import KeepRequest
+from apsched.whole_step.pair import Step
+from apsched.whole_step.solve import solve_graphs
 from tests.helpers.graphs.sharded_layers import FlatPrices, captured_layers, loaded_layers
 
 
@@ -22,7 +36,11 @@ def layers() -> Capture:
 
 def backward_of(capture: Capture, room_bytes: int) -> LoadedGraph:
     """Return backward on a device with so much room, where a second group is faster."""
-    _, backward = loaded_layers(capture, FlatPrices(bytes_per_us=150.0, latency_us=40.0))
+    return step_of(capture, room_bytes)[1]
+
+
+def step_of(capture: Capture, room_bytes: int) -> tuple[LoadedGraph, LoadedGraph]:
+    """Return forward and backward on a device with so much room."""
     beside = BesideGraph(
         device_bytes=room_bytes,
         context_bytes=0,
@@ -32,17 +50,21 @@ def backward_of(capture: Capture, room_bytes: int) -> LoadedGraph:
         bf16_parameter_bytes=0,
         other_parameter_bytes=0,
     )
-    return replace(backward, device_memory_bytes=room_bytes, beside=beside)
+    pair = loaded_layers(capture, FlatPrices(bytes_per_us=150.0, latency_us=40.0))
+    forward, backward = (
+        replace(graph, device_memory_bytes=room_bytes, beside=beside) for graph in pair
+    )
+    return forward, backward
+
+
+REQUEST = SolveRequest(
+    caps=Caps(), optimizer="none", reserve=0.0, options=SolveOptions(budget=0.0), second_group=True
+)
+QUIET = Progress(quiet=True)
 
 
 def solved(graph: LoadedGraph, *, second_group: bool) -> Result:
-    request = SolveRequest(
-        caps=Caps(),
-        optimizer="none",
-        reserve=0.0,
-        options=SolveOptions(budget=0.0),
-        second_group=second_group,
-    )
+    request = replace(REQUEST, second_group=second_group)
     caps = resolve_caps(graph, request, Progress(quiet=True))
     assert caps.memory_cap_bytes == graph.beside.device_bytes
     return solve_graph(graph, request, Progress(quiet=True))
@@ -66,3 +88,47 @@ def test_the_account_has_the_communicator_of_the_answer(layers: Capture) -> None
     assert either.step_time_us < alone.step_time_us
     assert either.caps.memory_cap_bytes == 2**30 - COMMUNICATOR_BYTES
     assert either.account.left_bytes == either.caps.memory_cap_bytes
+
+
+@pytest.mark.parametrize("how", ["each alone", "one step", "micro-batches"])
+def test_graphs_of_a_step_have_one_account(layers: Capture, how: str) -> None:
+    """Backward uses the second group; its buffers are there while forward runs, too."""
+    graphs = step_of(layers, 2**30)
+    if how == "each alone":
+        results = solve_graphs(graphs, REQUEST, KeepRequest(), QUIET).results
+    else:
+        step = Step.of(graphs, REQUEST, QUIET)
+        several = Accumulation.of(step, 3)
+        results = (step if how == "one step" else several).solve(Choice()).results
+    assert [bool(second_groups(result.problem)) for result in results] == [False, True]
+    for result in results:
+        assert result.best is not None
+        assert result.account.more_communicators == 1
+        gradients = result.account.beside.gradient_bytes
+        assert result.caps.memory_cap_bytes == 2**30 - COMMUNICATOR_BYTES - gradients
+        assert result.account.left_bytes == result.caps.memory_cap_bytes
+
+
+def test_no_graph_uses_a_second_group_if_another_one_has_no_room_for_it(layers: Capture) -> None:
+    graphs = step_of(layers, 2**30)
+    full = [resolve_caps(graph, REQUEST, QUIET) for graph in graphs]
+
+    def solve(graph: LoadedGraph, caps: Caps, request: SolveRequest) -> Result:
+        """Return the answer, with so much more outside of forward that it just fits."""
+        more = 2**30 - COMMUNICATOR_BYTES if graph is graphs[0] else 0
+        return solve_graph(graph, request, QUIET, caps=lowered(caps, more))
+
+    results = solve_on_one_device(graphs, full, REQUEST, solve)
+    assert all(result.best for result in results)
+    assert not any(second_groups(result.problem) for result in results)
+    assert [result.account.more_communicators for result in results] == [0, 0]
+    alone = solved(graphs[1], second_group=False)
+    assert results[1].step_time_us == alone.step_time_us
+    assert results[1].caps == alone.caps
+
+
+def test_a_stated_cap_is_a_number_of_bytes_for_each_graph(layers: Capture) -> None:
+    request = replace(REQUEST, memory_cap=MemoryCap(size_bytes=2**29))
+    results = solve_graphs(step_of(layers, 2**30), request, KeepRequest(), QUIET).results
+    assert second_groups(results[1].problem)
+    assert {result.caps.memory_cap_bytes for result in results} == {2**29}

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
 
     from apsched.pipeline.compile_ahead import begin_to_compile
     from apsched.pipeline.load import loaded
-    from apsched.pipeline.solve_graph import solve_graph, under_plan
+    from apsched.pipeline.solve_graph import solve_each, under_plan
     from apsched.pipeline.steps import with_compute_as_captured, with_torch_schedulers
     from apsched.pipeline.what_fits import what_fits
     from apsched.progress import Progress
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         source = opened.enter_context(loaded(*where, progress))
         request = request_with_buckets(request, args.buckets, source.graphs)
         graphs = under_plan(source.graphs, request)
-        results = [solve_graph(graph, request, progress) for graph in graphs]
+        results = [*solve_each(graphs, request, progress)]
         if any(result.best is None for result in results):
             opened.close()  # its process groups end, before others are captured
             refuse_infeasible(

@@ -7,8 +7,9 @@ each time, which are added and all-reduced once.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from apsched.config import Caps
@@ -17,7 +18,7 @@ from apsched.kinds import CollectiveKind
 from apsched.names import IN_NODE, NEXT, SUM, SUM_SHARDS, mark_of, marked, name_of
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
-from apsched.pipeline.solve_graph import lowered
+from apsched.pipeline.solve_graph import SolveRequest, lowered, solve_on_one_device
 from apsched.quantities import MemoryCap
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice
@@ -122,7 +123,7 @@ class Accumulation:
     """Gradients of the other parameters."""
     solved: dict[Choice, SolvedAccumulation] = field(default_factory=dict)
     _graphs: dict[tuple[str, "_Parts"], LoadedGraph] = field(default_factory=dict)
-    _results: dict[tuple[int, Caps], Result] = field(default_factory=dict)
+    _results: dict[tuple[int, Caps, bool], Result] = field(default_factory=dict)
 
     @classmethod
     def of(cls, step: Step, num_micro_batches: int) -> "Accumulation":
@@ -287,7 +288,8 @@ class Accumulation:
 
     def _solve(self, choice: Choice, *, search_alone: bool, is_whole: bool) -> SolvedAccumulation:
         more = self.step.communicator_bytes(self.step.under(_Parts.of(choice).kept))
-        solved: dict[int, SolvedPair] = {}
+        found: dict[int, CountedPair] = {}
+        limits: list[Caps] = []
         left_out, too_large = False, False
         for k, some in self._pairs(choice):
             caps = [
@@ -297,9 +299,35 @@ class Accumulation:
             if not is_whole and any(map(exceeds, some.graphs, caps)):
                 left_out, too_large = True, True
                 break
+            found[k] = some
+            limits += caps
+            request = self.step.request
+            both = [
+                self._result(graph, cap, request, search_alone=search_alone)
+                for graph, cap in zip(some.graphs, caps, strict=True)
+            ]
+            if not is_whole and any(result.best is None for result in both):
+                left_out = True
+                break
+        solved = self._solved_pairs(found, limits, search_alone=search_alone)
+        return SolvedAccumulation(
+            kept=choice,
+            pairs=tuple(solved[k] for k in sorted(solved)),
+            is_whole=not left_out,
+            is_too_large=too_large,
+        )
+
+    def _solved_pairs(
+        self, found: Mapping[int, CountedPair], caps: Sequence[Caps], *, search_alone: bool
+    ) -> dict[int, SolvedPair]:
+        """Return the pairs ``found`` with the answers for their graphs, which have ``caps``."""
+        graphs = [graph for some in found.values() for graph in some.graphs]
+        solve = partial(self._result, search_alone=search_alone)
+        results = iter(solve_on_one_device(graphs, caps, self.step.request, solve))
+        solved = {}
+        for k, some in found.items():
             forward, backward = (
-                _with_gradients(self._result(graph, cap, search_alone), held)
-                for graph, cap, held in zip(some.graphs, caps, some.gradient_bytes, strict=True)
+                _with_gradients(next(results), held) for held in some.gradient_bytes
             )
             solved[k] = SolvedPair(
                 count=some.count,
@@ -308,21 +336,16 @@ class Accumulation:
                 shard_bytes=some.shard_bytes,
                 results=(forward, backward),
             )
-            if not is_whole and (forward.best is None or backward.best is None):
-                left_out = True
-                break
-        return SolvedAccumulation(
-            kept=choice,
-            pairs=tuple(solved[k] for k in sorted(solved)),
-            is_whole=not left_out,
-            is_too_large=too_large,
-        )
+        return solved
 
-    def _result(self, graph: LoadedGraph, caps: Caps, search_alone: bool) -> Result:
-        key = id(graph), caps
+    def _result(
+        self, graph: LoadedGraph, caps: Caps, request: SolveRequest, *, search_alone: bool
+    ) -> Result:
+        key = id(graph), caps, request.second_group
         known = self._results.get(key)
         if known is None or (known.answer.may_improve and not search_alone):
-            known = self.step.solve_graph(graph, caps, search_alone=search_alone)
+            step = replace(self.step, request=request)
+            known = step.solve_graph(graph, caps, search_alone=search_alone)
             self._results[key] = known
         return known
 
