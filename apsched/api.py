@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from enum import Enum
 from os import PathLike
@@ -15,7 +15,8 @@ from apsched.capture.captured import Capture
 from apsched.capture.fake_world import world
 from apsched.capture.function import capture_own
 from apsched.capture.graph_module import capture_graph, direction_of
-from apsched.compiler.schedule_captured import RESULT, scheduled
+from apsched.compiler.memory_in_use import in_job_account, working
+from apsched.compiler.schedule_captured import RESULT, process_rank, scheduled
 from apsched.compiler.schedule_graph import kept_as_it_was
 from apsched.compiler.settings import Settings, memory_cap_of, memory_cap_once, size_once
 from apsched.config import (
@@ -34,7 +35,6 @@ from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.model import CostModel
 from apsched.costs.optimizer_state import StatedOptimizer, optimizer_of_model
 from apsched.errors import InputError
-from apsched.fx.node_shards import node_groups
 from apsched.graph.check import check_graph
 from apsched.graph.export.export import export_graph
 from apsched.graph.graph_file import load_graph
@@ -42,12 +42,7 @@ from apsched.models.mesh import MeshSpec
 from apsched.options_table import read_values
 from apsched.pipeline.assumptions import check_hints
 from apsched.pipeline.cost_choice import cluster_of_graphs
-from apsched.pipeline.load import (
-    LoadedGraph,
-    beside_each_other,
-    group_ranks_of,
-    loaded_graph,
-)
+from apsched.pipeline.load import group_ranks_of, priced_on_cluster
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import (
     SolveRequest,
@@ -337,11 +332,13 @@ def solve_step(
     memory_cap: int | str | None = None,
     optimizer: StatedOptimizer = DEFAULT_OPTIMIZER,
     reserve: float = DEFAULT_RESERVE,
+    in_job: bool = False,
     plan: Plan | str | PathLike[str] | None = None,
     second_group: bool = False,
     time_slack: float | None = None,
     budget: float | None = None,
     seed: int | None = None,
+    progress: bool = False,
 ) -> StepResult:
     """Return the fastest training step of ``model`` that fits: forward and backward solved under
     one memory cap, together with the choice of the gathered parameters that are kept in between.
@@ -364,18 +361,29 @@ def solve_step(
         Bytes of each graph, or a text as for ``--memory-cap``. By default the memory of the
         cluster's device, less the bytes beside the graphs with ``optimizer`` (a name or a
         ``torch.optim.Optimizer``, counted in the shards of ``mesh``) and ``reserve``.
+    in_job
+        The default memory cap also leaves out the other memory that the running job has in use, the
+        most of its process ranks, as ``apsched.backend`` does. All of them make this call at once.
     caps, options, time_slack, budget, seed, second_group
         As for :func:`apsched.solve`; without ``caps`` compute moves by at most 200 places.
     plan
         Rules for collectives and, with ``keep="auto"``, for parameters (``keep = true``).
+    progress
+        Print the progress to stderr, as ``apsched solve`` does; in a job on process rank 0.
 
     Raises
     ------
     InputError
         where the model cannot be traced, or an argument cannot be used.
+    AgreementError
+        with ``in_job``, where another process rank does not make this call.
     """
     wanted = keep_request(keep, "keep")
-    checked_switches(second_group=second_group)
+    checked_switches(second_group=second_group, in_job=in_job, progress=progress)
+    if in_job and mesh is not None:
+        raise InputError(
+            f"in_job: expected a model of the running job, found mesh {mesh!r}; leave one out"
+        )
     counted = optimizer_of_model(optimizer, model)
     accumulate = checked_count(accumulate, "accumulate", least=1)
     limits = _caps(caps, _LEFT_OUT)
@@ -387,9 +395,16 @@ def solve_step(
         plan=plan_for(as_plan(plan), wanted),
         second_group=second_group,
     )
-    with _captured(model, inputs, mesh, activation_checkpoint) as found:
-        graphs = under_plan(_priced(found, cluster), request)
-        step = Step.of(graphs, replace(request, optimizer=counted()), Progress(quiet=True))
+    stream = Progress(quiet=not progress or process_rank() > 0)
+    at_work = working() if in_job else ExitStack()
+    with at_work, _captured(model, inputs, mesh, activation_checkpoint) as found:
+        request = replace(request, optimizer=counted())
+        priced = priced_on_cluster(found, cluster, stream)
+        at_work.close()
+        if in_job:
+            priced = in_job_account(priced, request, optimizer)
+        graphs = under_plan(priced, request)
+        step = Step.of(graphs, request, stream)
         if accumulate != 1:
             several = solve_accumulation(Accumulation.of(step, accumulate), wanted, "keep")
             return StepResult(answer=several, model=found.source, kept_tensors={})
@@ -425,28 +440,6 @@ def _memory_cap_once(stated: int | str | None, caps: Caps) -> MemoryCap | None:
     if stated is not None:
         raise InputError("memory_cap: expected it once, found it in caps, too; leave one out")
     return MemoryCap(size_bytes=caps.memory_cap_bytes)
-
-
-def _priced(found: Capture, name: str) -> tuple[LoadedGraph, ...]:
-    """Return the graphs of ``found`` with the prices and the device of the cluster called
-    ``name``.
-    """
-    cluster = load_cluster(name)
-    ranks = group_ranks_of(found)
-    prices = ClusterCostModel(cluster, ranks)
-    graphs = (
-        loaded_graph(
-            graph,
-            prices,
-            cluster=cluster.name,
-            group_ranks=ranks,
-            device_memory_bytes=cluster.device.memory_bytes,
-            nodes=node_groups(ranks, cluster.ranks_per_node),
-            progress=Progress(quiet=True),
-        )
-        for graph in found.graphs
-    )
-    return beside_each_other(tuple(graphs), cluster)
 
 
 def _dag(graph: "nx.DiGraph | str | PathLike[str]") -> nx.DiGraph:

@@ -6,17 +6,22 @@ and the state of an optimizer. Anything above that is other memory, which no sch
 Cached blocks that hold no tensor count as free: the allocator gives them to the graph.
 """
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
 
 from apsched.compiler.ranks.agreement import GraphAgreement
+from apsched.compiler.ranks.job import running_job
 from apsched.compiler.settings import Settings
-from apsched.costs.optimizer_state import JobOptimizer
+from apsched.costs.optimizer_state import JobOptimizer, StatedOptimizer, job_optimizer
 from apsched.costs.optimizer_step import CountedOptimizer, state_bytes
 from apsched.names import direction_named
 from apsched.pipeline.device_memory import BesideGraph
 from apsched.pipeline.load import LoadedGraph
+from apsched.pipeline.solve_graph import SolveRequest
+from apsched.torch_compat.graphs import process_group_names
 
 _STEP_BYTES = 256 * 2**20
 """Other memory counts in multiples of this, so that small changes keep the answer."""
@@ -70,7 +75,39 @@ def agreed_memory(settings: Settings, agreement: GraphAgreement | None) -> Memor
     if settings.solve_request.memory_cap is not None or agreement is None:
         return MemoryInUse()
     stated = settings.optimizer
-    own = measured(stated if isinstance(stated, JobOptimizer) else None)
+    return _largest(stated if isinstance(stated, JobOptimizer) else None, agreement)
+
+
+def working() -> ExitStack:
+    """Return a context that reports to the other process ranks of the running job, if any, that
+    this one works and answers later; it may be closed before it ends.
+    """
+    at_work, job = ExitStack(), running_job()
+    if job is not None:
+        at_work.enter_context(job.working())
+    return at_work
+
+
+def in_job_account(
+    graphs: Sequence[LoadedGraph], request: SolveRequest, optimizer: StatedOptimizer
+) -> tuple[LoadedGraph, ...]:
+    """Return ``graphs``, one step, with the other memory that the running job has in use in their
+    accounts; unchanged as for :func:`agreed_memory`. All process ranks that communicate in them
+    call it at once.
+    """
+    if request.memory_cap is not None or (job := running_job()) is None:
+        return tuple(graphs)
+    running = process_group_names()
+    groups = {n: running[n] for graph in graphs for n in graph.problem.streams if n in running}
+    own = None if isinstance(optimizer, str) else job_optimizer(optimizer)
+    with GraphAgreement(job, groups) as agreement:
+        in_use = _largest(own, agreement)
+    return tuple(with_memory_in_use(graph, in_use, request.optimizer) for graph in graphs)
+
+
+def _largest(optimizer: JobOptimizer | None, agreement: GraphAgreement) -> MemoryInUse:
+    """Return the most that any process rank of ``agreement`` has in use."""
+    own = measured(optimizer)
     total_bytes = _NO_LIMIT if own.total_bytes is None else own.total_bytes
     least, outside_bytes, allocated_bytes = agreement.largest(
         (-total_bytes, own.outside_bytes, own.allocated_bytes)

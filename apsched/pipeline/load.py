@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from apsched.costs.clusters.cluster import Cluster
+from apsched.costs.clusters.cluster import Cluster, load_cluster
 from apsched.errors import InputError
 from apsched.graph.reprice import repriced, unmatched
 from apsched.pipeline.assumptions import check_hints
@@ -353,6 +353,31 @@ def _from_graph_files(
         graphs=beside_each_other(graphs, cluster),
         notes=notes,
     )
+
+
+def priced_on_cluster(
+    capture: "Capture", cluster_name: str, progress: Progress
+) -> tuple[LoadedGraph, ...]:
+    """Return the graphs of ``capture``, one training step, with the prices and the device of a
+    cluster.
+    """
+    from apsched.costs.cluster_model import ClusterCostModel  # torch, which graph files do without
+    from apsched.fx.node_shards import node_groups
+
+    cluster, ranks = load_cluster(cluster_name), group_ranks_of(capture)
+    graphs = (
+        loaded_graph(
+            graph,
+            ClusterCostModel(cluster, ranks),
+            cluster=cluster.name,
+            group_ranks=ranks,
+            device_memory_bytes=cluster.device.memory_bytes,
+            nodes=node_groups(ranks, cluster.ranks_per_node),
+            progress=progress,
+        )
+        for graph in capture.graphs
+    )
+    return beside_each_other(tuple(graphs), cluster)
 
 
 def beside_each_other(

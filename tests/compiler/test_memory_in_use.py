@@ -5,7 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.distributed import HashStore
+from torch.distributed.fsdp import fully_shard
 
+import apsched
+from apsched.capture.fake_world import world
 from apsched.compiler import memory_in_use
 from apsched.compiler.memory_in_use import (
     MemoryInUse,
@@ -19,9 +22,10 @@ from apsched.compiler.ranks.job import Job
 from apsched.compiler.schedule_captured import scheduled
 from apsched.compiler.settings import Settings
 from apsched.costs.clusters.cluster import load_cluster
-from apsched.errors import InfeasibleError
+from apsched.errors import InfeasibleError, InputError
 from apsched.pipeline.device_memory import CONTEXT_BYTES, BesideGraph, MemoryAccount
 from tests.helpers.graphs.sharded_layers import FlatPrices, captured_layers, loaded_layers
+from tests.helpers.graphs.small_models import Residual
 
 MIB = 2**20
 DEVICE = load_cluster("h100").device.memory_bytes
@@ -106,6 +110,50 @@ def test_the_default_cap_is_lower_by_what_is_in_use(
     assert after.beside.other_bytes == 2048 * MIB
     stated = account_of(direction, memory_cap="1GiB")
     assert stated.beside.other_bytes == 0, "a stated cap is a number of bytes for the graph"
+
+
+def step_in_job(accumulate: int, **options: object) -> apsched.StepResult:
+    with world(8):
+        model = Residual()
+        for layer in model.layers:
+            fully_shard(layer)
+        tokens = torch.zeros(1, 2, dtype=torch.long)
+        return apsched.solve_step(
+            fully_shard(model), (tokens,), accumulate=accumulate, budget=0, **options
+        )
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_step_in_a_job_leaves_out_what_is_in_use(
+    monkeypatch: pytest.MonkeyPatch, accumulate: int
+) -> None:
+    """The graphs of later micro-batches have it in their caps and accounts, too."""
+    monkeypatch.setattr(memory_in_use, "running_job", lambda: Job(HashStore(), 0))
+    monkeypatch.setattr(memory_in_use, "process_group_names", dict)
+    monkeypatch.setattr(memory_in_use, "measured", lambda _: in_use(None, 0, 1024 * MIB))
+    names = {"forward", "backward"}
+    names |= {"forward-2", "backward-2", "backward-3"} if accumulate > 1 else set()
+    before, after, stated = (
+        {result.problem.name: result for result in step.results}
+        for step in (
+            step_in_job(accumulate, keep="all"),
+            step_in_job(accumulate, keep="all", in_job=True),
+            step_in_job(accumulate, keep="all", in_job=True, memory_cap="8GiB"),
+        )
+    )
+    assert before.keys() == after.keys() == stated.keys() == names
+    for name, result in after.items():
+        less = before[name].caps.memory_cap_bytes - result.caps.memory_cap_bytes
+        assert less == result.account.beside.other_bytes == 1024 * MIB
+        assert before[name].account.left_bytes - result.account.left_bytes == less
+        assert stated[name].account.beside.other_bytes == 0
+    monkeypatch.setattr(memory_in_use, "measured", lambda _: in_use(None, DEVICE, 0))
+    assert step_in_job(accumulate, keep="all", in_job=True).step_time_us is None
+
+
+def test_a_step_with_a_mesh_is_of_no_running_job() -> None:
+    with pytest.raises(InputError, match="in_job: expected a model of the running job, found mesh"):
+        apsched.solve_step(Residual(), (), "fsdp=8", in_job=True)
 
 
 def test_outside_of_a_job_nothing_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

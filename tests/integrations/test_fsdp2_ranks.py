@@ -48,6 +48,16 @@ def test_where_process_ranks_differ_all_refuse_and_none_is_changed(reports, case
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("accumulate", ["1", "3"])
+def test_a_step_in_the_job_has_the_most_that_any_process_rank_has_in_use(reports, accumulate):
+    first, second = (report["in use"][accumulate] for report in reports)
+    assert first == second
+    assert {"forward", "backward"} <= first.keys()
+    assert {other_bytes for other_bytes, _ in first.values()} == {2 * 2**30}
+    assert all(cap_bytes < 78 * 2**30 for _, cap_bytes in first.values())
+
+
+@pytest.mark.ranks
 def test_a_process_rank_that_does_not_call_is_named(reports):
     kind, text = reports[0]["late"]["error"]
     assert kind == "AgreementError"

@@ -151,3 +151,27 @@ def test_an_optimizer_of_the_model_is_counted_in_its_shards() -> None:
     assert found["half"] == found["torch"] * 2 // 3
     with pytest.raises(InputError, match="found none of them; make the optimizer after"):
         apsched.solve_step(Blocks(), (x,), optimizer=torch.optim.AdamW(Blocks().parameters()))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_progress_names_the_choice_and_the_graph_that_are_solved(
+    capsys: pytest.CaptureFixture[str], accumulate: int
+) -> None:
+    solved(keep="none", accumulate=accumulate, memory_cap="floor")
+    assert capsys.readouterr().err == ""
+    solved(keep="none", accumulate=accumulate, memory_cap="floor", progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    begun = [line.removesuffix(" ...") for line in lines if line.endswith("...")]
+    assert {"export forward", "least memory backward", "solve with 0 parameters kept"} <= {*begun}
+    done = [line for line in lines if line.startswith("solve with")][-1]
+    assert "incumbent" in done
+    assert "; backward, " in done
+
+
+def test_the_bound_over_choices_of_micro_batches_has_a_stage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    solved(accumulate=2, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    first = next(k for k, line in enumerate(lines) if line.startswith("solve with"))
+    assert "bound over all choices ..." in lines[:first]

@@ -134,15 +134,17 @@ class _Search:
 
     def __init__(self, accumulation: Accumulation) -> None:
         self._of, self._step = accumulation, accumulation.step
-        self._units, self._names = units_of(accumulation)
-        self._prices, self._bound = self._made_bound()
+        with self._step.progress.stage("bound over all choices"):
+            self._units, self._names = units_of(accumulation)
+            self._prices, self._bound = self._made_bound()
         self._known: dict[Choice, Units] = {}
         """Choices that were looked at, as units."""
 
     def bound(self) -> TimeBound:
         """Return the bound, at the least prices of all graphs that were made."""
         if self._least_prices() != self._prices:
-            self._prices, self._bound = self._made_bound()
+            with self._step.progress.stage("bound over all choices again"):
+                self._prices, self._bound = self._made_bound()
         return self._bound.over_choices()
 
     def baselines(self) -> tuple[dict[str, SolvedAccumulation], dict[str, ExcludedAccumulation]]:

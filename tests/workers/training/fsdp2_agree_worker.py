@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import apsched
+from apsched.compiler.memory_in_use import MemoryInUse
 from apsched.integrations.fsdp2 import apply_fsdp2, fsdp2_plan
 from apsched.integrations.fsdp2_accumulation import apply_fsdp2_micro_batches
 from apsched.report.answer.step import StepResult
@@ -49,6 +51,22 @@ def solved(keep: str, accumulate: int = 1) -> StepResult:
         memory_cap="none",
         budget=0.0,
     )
+
+
+def in_use(rank: int, accumulate: int) -> dict[str, list[int | None]]:
+    """Return the other memory in the accounts of a step in the job, and its memory caps, where each
+    process rank has some in use.
+    """
+    used = MemoryInUse(allocated_bytes=(1 + rank) * 2**30)
+    with mock.patch("apsched.compiler.memory_in_use.measured", return_value=used):
+        step = apsched.solve_step(
+            sharded(), (TOKENS,), accumulate=accumulate, in_job=True, budget=0.0
+        )
+    return {
+        r.problem.name: [r.account.beside.other_bytes, r.caps.memory_cap_bytes]
+        for r in step.results
+        if r.account is not None
+    }
 
 
 def state_of(model: nn.Module) -> list[Any]:
@@ -88,6 +106,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     own, missing = ("none", "all")[rank], folder / "missing"
     wrong = missing if rank else kept["none"]
     report = {
+        "in use": {several: in_use(rank, several) for several in (1, 3)},
         "untouched": outcome(lambda model: None),
         "same": outcome(lambda model: apply(model, kept["all"])),
         "differ": outcome(lambda model: apply(model, kept[own])),
