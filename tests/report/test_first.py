@@ -166,7 +166,7 @@ def test_what_is_left_of_the_device_is_named(fits) -> None:
     less = replace(less, problem=replace(less.problem, name="other"))
     for first, second, place in ((known, less, " (other)"), (less, known, "")):
         (text,) = [t for t in first_lines([first, second], None) if "left" in t]
-        highest = f"peak {show_bytes(peak)} ({first.problem.name}); "
+        highest = f"{first.problem.name} peaks at {show_bytes(peak)}; "
         left = f"{highest}1.00 GiB of the device (1.00 GiB) left{place}"
         assert text.partition("; memory cap")[0].rstrip(";") == left
     over = replace(fits, account=_account(peak - 512))

@@ -15,7 +15,8 @@ from apsched.pipeline.solve_graph import SolveRequest
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.report.answer.along_caps import along_caps_json, print_along_caps
-from apsched.report.answer.kept_words import kept_in_words
+from apsched.report.answer.kept_words import kept_in_words, told_apart
+from apsched.report.page.kept import kept_section
 from apsched.whole_step import along_caps
 from apsched.whole_step.accumulation.search import AccumulationAnswer
 from apsched.whole_step.accumulation.step import Accumulation
@@ -195,3 +196,39 @@ def test_a_frontier_needs_the_choice(capsys: pytest.CaptureFixture[str]) -> None
     ):
         assert main(["solve", "llama3-debug", *asked]) == 2
         assert message in capsys.readouterr().err
+
+
+A, B, C = "layers.0.a", "layers.0.b", "layers.1.a"
+PARTS = "parts of layers.0"
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ([[A], [], [A]], [PARTS, "nothing", PARTS]),
+        ([[A], [A, B]], [f"{PARTS} (1)", f"{PARTS} (2)"]),
+        ([[B, A], [A], [B]], [f"{PARTS} ({A}, {B})", f"{PARTS} ({A})", f"{PARTS} ({B})"]),
+        ([[A], [B], [C]], [f"{PARTS} ({A})", f"{PARTS} ({B})", "parts of layers.1"]),
+        (
+            [[f"{A} @node"], [f"{B} @node"]],
+            [f"in the node: {PARTS} ({name} @node)" for name in (A, B)],
+        ),
+    ],
+)
+def test_different_choices_have_different_words(choices: list[list[str]], words: list[str]) -> None:
+    names = [*NAMES, "layers.0.c"]
+    assert told_apart(choices, names) == words
+
+
+def test_the_table_of_a_report_tells_choices_apart() -> None:
+    def choice(*kept: str) -> dict[str, Any]:
+        times = dict.fromkeys(("forward_us", "backward_us", "step_time_us", "bound_us"), 1.0)
+        sizes = dict.fromkeys(("kept_bytes", "peak_memory_bytes", "memory_cap_bytes"), 2**20)
+        counts = {"num_kept": len(kept), "num_in_node": 0, "kept": kept, "fits": True}
+        return {**times, **sizes, **counts}
+
+    step = choice(A) | {"parameters": [*NAMES, "layers.0.c"], "gap": 0.0, "baselines": {}}
+    for key in ("frontier", "along_caps"):
+        page = kept_section(step | {key: [choice(A), choice(B)]})
+        assert f"{PARTS} ({A})" in page
+        assert f"{PARTS} ({B})" in page

@@ -132,7 +132,7 @@ def accumulation_lines(answer: AccumulationAnswer, rate: StepRate | None) -> tup
     return (
         f"step of {several} micro-batches: {show_us(step_us)}, bound"
         f" {show_us(ticks_to_us(answer.bound.ticks))} ({answer.bound.source}), gap"
-        f" {show_gap(answer.gap)}; peak {show_bytes(best.peak_bytes)}, cap"
+        f" {show_gap(answer.gap)}; peak of the step {show_bytes(best.peak_bytes)}, cap"
         f" {show_bytes(answer.cap_bytes)}",
         *(f"  {line}" for line in whole_step_lines(best.results, whole, step_us)),
         *_micro_batch_lines(best),

@@ -6,7 +6,7 @@ from typing import Any, TextIO
 from apsched.quantities import show_bytes
 from apsched.report.answer.accumulation import accumulation_cells, accumulation_figures
 from apsched.report.answer.joint_graph import choice_figures
-from apsched.report.answer.kept_words import kept_count, kept_in_words
+from apsched.report.answer.kept_words import kept_count, told_apart
 from apsched.report.answer.whole_step import kept_figures
 from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
@@ -44,22 +44,29 @@ def print_along_caps(answers: Sequence[Answer], stream: TextIO) -> None:
     figures = ("memory cap", "peak memory", "step ms", "bound ms", *choice)
     words = () if several else ("kept parameters",)
     table = plain_table(*figures, *words, right=figures)
-    for answer in answers:
+    kept = told_apart([answer.best.kept for answer in answers], _names(answers))
+    for answer, of_answer in zip(answers, kept, strict=True):
         bound = f"{ticks_to_us(answer.bound.ticks) / 1000:,.3f}"
-        table.add_row(show_bytes(answer.cap_bytes), *_cells(answer, bound))
+        table.add_row(show_bytes(answer.cap_bytes), *_cells(answer, bound, of_answer))
     out = console(stream)
     out.print(table)
     out.print()
 
 
-def _cells(answer: Answer, bound: str) -> tuple[str, ...]:
+def _names(answers: Sequence[Answer]) -> Sequence[str]:
+    """Return the parameters that may be kept."""
+    return next((a.names for a in answers if not isinstance(a, AccumulationAnswer)), ())
+
+
+def _cells(answer: Answer, bound: str, kept: str) -> tuple[str, ...]:
+    """Return the cells of an answer, of whose choice ``kept`` are the words."""
     if isinstance(answer, AccumulationAnswer):
-        kept, held, summed, step, peak, _ = accumulation_cells(answer.best)
-        return peak, step or "does not fit", bound, kept, held, summed
+        *counts, step, peak, _ = accumulation_cells(answer.best)
+        return peak, step or "does not fit", bound, *counts
     best, figures = answer.best, _figures(answer)
     count = kept_count(figures["num_kept"], figures["num_in_node"])
     size = show_bytes(best.kept_bytes)
     if not best.fits:
         return "", "", bound, count, size, "no schedule fits"
-    step, kept = figures["step_time_us"], kept_in_words(best.kept, answer.names)
+    step = figures["step_time_us"]
     return show_bytes(best.peak_bytes), f"{step / 1000:,.3f}", bound, count, size, kept

@@ -131,13 +131,12 @@ def _rate_line(rate: StepRate, step_us: float) -> str:
 
 
 def _memory_line(results: Sequence[Result]) -> str:
-    """Return the highest peak, and the memory that the tightest graph leaves, with its name where
-    it is another graph.
+    """Return the highest peak of a graph, and the memory that the tightest graph leaves, with its
+    name where it is another graph. The peak of the step may be higher: see ``kept_lines``.
     """
     peak = max(results, key=_peak_bytes)
-    text = f"peak {show_bytes(_peak_bytes(peak))}"
-    if len(results) > 1:
-        text += f" ({peak.problem.name})"
+    name = f"{peak.problem.name} peaks at" if len(results) > 1 else "peak"
+    text = f"{name} {show_bytes(_peak_bytes(peak))}"
     accounts = [(result, result.account) for result in results if result.account is not None]
     if accounts:
         tight, account = min(accounts, key=lambda pair: pair[1].left_bytes - _peak_bytes(pair[0]))

@@ -23,6 +23,33 @@ def kept_in_words(kept: Collection[str], names: Sequence[str]) -> str:
     return "; ".join(words + ([f"in the node: {_in_words(parts, names)}"] if parts else []))
 
 
+def told_apart(choices: Sequence[Collection[str]], names: Sequence[str]) -> list[str]:
+    """Return :func:`kept_in_words` of each of ``choices``. Where that is the same of different
+    ones, the number of entries follows, or the entries that not all of these have.
+
+    >>> names = ["a.0.w", "a.0.v", "a.0.b", "a.0.c"]
+    >>> told_apart([["a.0.w"], ["a.0.w", "a.0.b"]], names)
+    ['parts of a.0 (1)', 'parts of a.0 (2)']
+    >>> told_apart([["a.0.w", "a.0.b"], ["a.0.v", "a.0.b"], ["a.0.v", "a.0.b"]], names)
+    ['parts of a.0 (a.0.w)', 'parts of a.0 (a.0.v)', 'parts of a.0 (a.0.v)']
+    """
+    alike: dict[str, set[frozenset[str]]] = {}
+    words = [kept_in_words(kept, names) for kept in choices]
+    for text, kept in zip(words, choices, strict=True):
+        alike.setdefault(text, set()).add(frozenset(kept))
+    return [
+        f"{text} ({_difference(frozenset(kept), alike[text])})" if len(alike[text]) > 1 else text
+        for text, kept in zip(words, choices, strict=True)
+    ]
+
+
+def _difference(kept: frozenset[str], alike: Collection[frozenset[str]]) -> str:
+    """Return the difference of ``kept`` from the others of ``alike`` in words."""
+    if len({len(one) for one in alike}) == len(alike):
+        return str(len(kept))
+    return ", ".join(sorted(kept - frozenset.intersection(*alike))) or "no more"
+
+
 def kept_count(num_kept: int, num_in_node: int) -> str:
     """Return the number of parameters kept, and of those resharded in their node.
 

@@ -172,8 +172,8 @@ def kept_lines(answer: StepAnswer) -> tuple[str, ...]:
     return (
         f"step: {show_us(ticks_to_us(best.step_ticks))}, bound"
         f" {show_us(ticks_to_us(answer.bound.ticks))} ({answer.bound.source}), gap"
-        f" {show_gap(answer.gap)}; peak {show_bytes(best.peak_bytes)} ({best.peak_graph}) with"
-        f" all parameters, cap {show_bytes(answer.cap_bytes)}",
+        f" {show_gap(answer.gap)}; peak of the step {show_bytes(best.peak_bytes)}"
+        f" ({best.peak_graph}) with all parameters, cap {show_bytes(answer.cap_bytes)}",
         f"  kept from forward to backward: {len(whole)} of {answer.num_parameters} parameters"
         f"{parts}, {show_bytes(best.kept_bytes)}; {again} gathered again{by_rule}",
         "  memory against step time, of the choices solved: "

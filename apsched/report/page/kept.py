@@ -6,7 +6,7 @@ from typing import Any
 
 from apsched.names import is_in_node, name_of
 from apsched.quantities import show_bytes, show_gap, show_us
-from apsched.report.answer.kept_words import kept_count, kept_in_words
+from apsched.report.answer.kept_words import kept_count, kept_in_words, told_apart
 from apsched.report.page.table import table
 
 ANCHOR = "kept"
@@ -126,9 +126,9 @@ def _frontier(
         (
             show_bytes(one["memory_cap_bytes"]) if along else show_bytes(one["peak_memory_bytes"]),
             *cells(one),
-            kept_in_words(one["kept"], names),
+            words,
         )
-        for one in found
+        for one, words in zip(found, told_apart([o["kept"] for o in found], names), strict=True)
     ]
     head = ("memory cap" if along else "memory", *figures, "kept parameters")
     made = table(head, rows, text=(len(head) - 1,))
