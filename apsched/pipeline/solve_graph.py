@@ -38,7 +38,7 @@ from apsched.problem.second_group import second_groups, with_second_groups
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.schedule.in_a_row import Part, in_a_row
-from apsched.schedule.result import SolveResult
+from apsched.schedule.result import SolveResult, Status
 from apsched.schedule.schedule import Schedule, as_captured
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
@@ -155,6 +155,7 @@ def caps_of_problem(problem: Problem, request: SolveRequest, progress: Progress)
     from apsched.solver import has_chains, least_memory, moving_where_it_pays
 
     searched = caps if has_chains(problem, caps) else moving_where_it_pays(problem, caps)
+    wait_until_compiled(progress, with_orders=searched.max_compute_move != 0)
     with progress.stage(f"least memory {problem.name}"):
         # a smaller budget knows less of the least memory
         floor_bytes, _ = least_memory(problem, searched, request.options)
@@ -240,7 +241,25 @@ def solve_on_one_device(
         else:
             beside.append(result)
         alone.append(solve(graph, limits, without) if count else result)
-    return tuple(beside if _step_ticks(beside) < _step_ticks(alone) else alone)
+    chosen = beside if _step_ticks(beside) < _step_ticks(alone) else alone
+    ways = zip(chosen, found, beside, alone, strict=True)
+    return tuple(_with_least_bound(result, known) for result, *known in ways)
+
+
+def _with_least_bound(result: Result, known: Sequence[Result]) -> Result:
+    """Return ``result`` with the least bound of the answers ``known``, those in other ways to place
+    gathers on groups: no way is faster than the sum of such bounds over a step.
+    """
+    least = min((one.answer for one in known), key=lambda answer: answer.bound_ticks)
+    if result.best is None or least.bound_ticks == result.answer.bound_ticks:
+        return result
+    answer = replace(
+        result.answer,
+        status=Status.FEASIBLE,
+        bound_ticks=least.bound_ticks,
+        bound_source=least.bound_source,
+    )
+    return replace(result, answer=answer)
 
 
 def _with_communicators(result: Result, number: int) -> Result:

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 import apsched.solver
-from apsched.pipeline import compile_ahead
+from apsched.config import SolveOptions
+from apsched.pipeline import compile_ahead, solve_graph
+from apsched.pipeline.solve_graph import SolveRequest
 from apsched.progress import Progress
+from apsched.quantities import MemoryCap
+from tests.helpers.graphs.sharded_layers import FlatPrices, captured_layers, loaded_layers
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +83,17 @@ import numpy as np
 from apsched.solver.arrays.bucket_prices import num_at_most
 num_at_most(np.arange(4), 2)
 """
+
+
+def test_a_floor_waits_for_the_inner_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the search for the least memory compiles them, silently, once more."""
+    stream = io.StringIO()
+
+    def waited(progress: Progress, *, with_orders: bool) -> None:
+        progress.note("waited" if with_orders else "waited for a part")
+
+    monkeypatch.setattr(solve_graph, "wait_until_compiled", waited)
+    graph, _ = loaded_layers(captured_layers((8, 8)), FlatPrices())
+    request = SolveRequest(memory_cap=MemoryCap(above_floor=True), options=SolveOptions(budget=0.0))
+    solve_graph.resolve_caps(graph, request, Progress(stream))
+    assert stream.getvalue().splitlines()[0].startswith("waited")
