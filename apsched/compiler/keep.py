@@ -100,7 +100,11 @@ def chosen_parameters(
     """
     parameters = sorted(set(gather_nodes(joint.graph).values()))
     if request.mode != AUTO:
-        return kept_by_entries(request, parameters)
+        try:
+            return kept_by_entries(request, parameters)
+        except InputError as error:  # after a graph break the names may be those of another graph
+            logger.warning("%s. None is kept in this graph", error)
+            return Choice()
     if not any(is_collective(node) for node in joint.graph.nodes):
         return Choice()
 

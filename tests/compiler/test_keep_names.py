@@ -1,12 +1,13 @@
 """Names in ``keep=`` of ``apsched.backend`` that fit no parameter of a graph."""
 
 import logging
+import re
 
 import pytest
 import torch
 
 from apsched.compiler import keep as module
-from apsched.compiler.keep import chosen_parameters
+from apsched.compiler.keep import chosen_parameters, kept_by_entries
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
 from apsched.whole_step.keep_request import keep_request
@@ -34,11 +35,17 @@ def test_an_entry_may_fit_another_graph_alone(gathered, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("entry", ["secondd.bias", "secondd.bias @node"])
-def test_where_no_entry_fits_the_error_has_the_nearest_names(gathered, entry: str) -> None:
-    """As the error of a rule of a plan that matches nothing."""
-    message = rf"found {entry}, of\.another: the nearest names are second\.bias"
-    with pytest.raises(InputError, match=message):
-        chosen(entry, "of.another")
+def test_where_no_entry_fits_the_nearest_names_are_said(
+    gathered, entry: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job of several graphs goes on: the names may be those of another one."""
+    message = f"found {entry}, of.another: the nearest names are second.bias"
+    with pytest.raises(InputError, match=re.escape(message)):
+        kept_by_entries(keep_request([entry, "of.another"], "keep"), [*gathered.values()])
+    with caplog.at_level(logging.WARNING):
+        assert chosen(entry, "of.another") == set()
+    assert message in caplog.text
+    assert "None is kept in this graph" in caplog.text
 
 
 def test_a_graph_that_gathers_nothing_takes_any_entry(gathered) -> None:
