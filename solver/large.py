@@ -1,8 +1,8 @@
-"""Large problems: search under ever looser memory caps, around other orders of the compute where it
-may move; then the second and third objective within the slack.
+"""Large problems: search under ever looser caps on prefetch and on memory, around other orders of
+the compute where it may move; then the second and third objective within the slack.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,13 +15,14 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.bounds.best import any_order_bound, fixed_order_bound
 from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.memory_rungs import climb, rungs
+from apsched.solver.prefetch_rungs import prefetch_rungs
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.reorder.shorten_tail import with_shorter_tail
 from apsched.solver.search.front import Found, Front
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.search.late_waits import late_waits
-from apsched.solver.search.local_search import Search
+from apsched.solver.search.local_search import Search, kept_as_near
 
 _ROUNDS_OF_ORDERS = 2
 """How often other orders of the compute are looked for, each time around the buckets found last."""
@@ -69,8 +70,8 @@ def solve_large(task: Task, like: Scored | None = None) -> Answer:
 
 
 def climbed(task: Task, like: Scored | None = None) -> "Climb":
-    """Return the search after the last of its memory caps; the buckets of ``like`` are tried,
-    too.
+    """Return the search after the last of its caps on prefetch and on memory; the buckets of
+    ``like`` are tried, too.
     """
     at, options = task.fitting, task.options
     bound = _bound_where_cut(task)
@@ -94,7 +95,15 @@ def climbed(task: Task, like: Scored | None = None) -> "Climb":
     cap = at.instance.caps.memory_cap_bytes
     every = rungs(at.instance.without_memory_cap(), at.floor.peak_bytes)
     is_loose = cap is not None and caps_below == every
-    task.report.use.planned = search.evaluations * (1 + len(caps_below) + is_loose)
+    tighter = prefetch_rungs(at.instance.caps.max_prefetch)
+    climbs = (1 + len(tighter)) * (1 + len(caps_below) + is_loose)
+    task.report.use.planned = search.evaluations * climbs
+    below: Climb | None = None
+    for max_prefetch in tighter:
+        below = search.under_prefetch(max_prefetch, below)
+        climb(caps_below, cap, below, is_loose=is_loose)
+    if below is not None:
+        search.take(below)
     if like is not None:
         search.try_buckets(like.schedule.buckets)
     climb(caps_below, cap, search, is_loose=is_loose)
@@ -131,6 +140,24 @@ class Climb:
     """Step time at which a search for buckets around the compute as captured stops."""
     moved: Front = field(default_factory=Front)
     """Schedules found around other orders of the compute."""
+
+    def under_prefetch(self, max_prefetch: int, below: "Climb | None") -> "Climb":
+        """Return this search under a tighter cap on prefetch, begun with what ``below`` found."""
+        instance = self.base.instance
+        caps = replace(instance.caps, max_prefetch=max_prefetch)
+        base = replace(self.base, instance=instance.within(caps), front=Front())
+        tighter = replace(self, base=base, moved=Front())
+        if below is not None:
+            tighter.take(below)
+        return tighter
+
+    def take(self, below: "Climb") -> None:
+        """Take the schedules that a search under a tighter cap on prefetch found."""
+        caps = below.base.instance.caps
+        for mine, found in ((self.base.front, below.base.front), (self.moved, below.moved)):
+            for one in found:
+                instance = one.instance.within(self.base.instance.caps)
+                mine.offer(instance, kept_as_near(one.candidate, caps))
 
     @property
     def mover(self) -> ComputeMover | None:
@@ -214,8 +241,6 @@ class Climb:
         search.portfolio()
         if search.best is None:
             return
-        for prefetch in thirds(caps.max_prefetch):
-            search.look_below(replace(caps, max_prefetch=prefetch), enough)
         search.descend_from_many(enough)
         search.try_again(found.candidate for found in known)
         search.improve(enough)
@@ -328,8 +353,3 @@ def _memory_and_launches(search: Search) -> tuple[int, int, int]:
     assert search.best is not None
     time_ticks, peak_bytes, num_launches = search.best.value
     return peak_bytes, num_launches, time_ticks
-
-
-def thirds(most: int | None) -> Iterable[int]:
-    """Return a third and two thirds of the cap on prefetch, as far as they are tighter."""
-    return () if most is None else sorted({most // 3, most * 2 // 3} - {most})

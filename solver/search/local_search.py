@@ -217,18 +217,6 @@ class Search:
             for policy in like(candidate.policy, policies(self.instance.arrays)):
                 self.consider(self.evaluate(candidate.labels, policy, None))
 
-    def look_below(self, caps: Caps, stop_at_ticks: int) -> None:
-        """Search under a tighter cap on prefetch as if it were the cap, and keep its best candidate
-        if that is better than the best here; its front joins the one here.
-        """
-        below = replace(self.within(caps, self.max_evaluations), front=Front())
-        below.portfolio()
-        below.improve(stop_at_ticks)
-        for found in below.front:
-            self.front.offer(self.instance, _kept_as_near(found.candidate, caps))
-        if below.best is not None:
-            self.consider(_kept_as_near(below.best, caps))
-
     def improve(self, stop_at_ticks: int) -> None:
         """Take moves that help until none does; then take random moves with half of the evaluations
         that are left, and so on.
@@ -433,7 +421,7 @@ class Search:
         self.report("fewer launches", self.best.figures.step_time_ticks)
 
 
-def _kept_as_near(candidate: Candidate, caps: Caps) -> Candidate:
+def kept_as_near(candidate: Candidate, caps: Caps) -> Candidate:
     """Return ``candidate``, found under ``caps``, with a policy that gives the same program under
     caps that allow more prefetch.
     """
