@@ -14,11 +14,10 @@ from apsched.solver.answer import Answer, Task, near_enough, slack_limit
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.bounds.best import any_order_bound, fixed_order_bound
 from apsched.solver.bounds.step_time import TimeBound
-from apsched.solver.memory_rungs import climb, rungs
-from apsched.solver.prefetch_rungs import prefetch_rungs
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.reorder.shorten_tail import with_shorter_tail
+from apsched.solver.rungs import climb, memory_rungs, prefetch_rungs
 from apsched.solver.search.front import Found, Front
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.search.late_waits import late_waits
@@ -91,9 +90,9 @@ def climbed(task: Task, like: Scored | None = None) -> "Climb":
         enough_ticks=near_enough(bound, left),
         enough_as_captured_ticks=near_enough(at_least, left),
     )
-    caps_below = rungs(at.instance, at.floor.peak_bytes)
+    caps_below = memory_rungs(at.instance, at.floor.peak_bytes)
     cap = at.instance.caps.memory_cap_bytes
-    every = rungs(at.instance.without_memory_cap(), at.floor.peak_bytes)
+    every = memory_rungs(at.instance.without_memory_cap(), at.floor.peak_bytes)
     is_loose = cap is not None and caps_below == every
     tighter = prefetch_rungs(at.instance.caps.max_prefetch)
     climbs = (1 + len(tighter)) * (1 + len(caps_below) + is_loose)
@@ -142,7 +141,9 @@ class Climb:
     """Schedules found around other orders of the compute."""
 
     def under_prefetch(self, max_prefetch: int, below: "Climb | None") -> "Climb":
-        """Return this search under a tighter cap on prefetch, begun with what ``below`` found."""
+        """Return this search under a tighter cap on prefetch, which begins with the schedules that
+        ``below`` found.
+        """
         instance = self.base.instance
         caps = replace(instance.caps, max_prefetch=max_prefetch)
         base = replace(self.base, instance=instance.within(caps), front=Front())

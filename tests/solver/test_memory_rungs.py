@@ -12,9 +12,9 @@ from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.result import SolveResult, TradeOff
 from apsched.solver.arrays.instance import Instance
-from apsched.solver.memory_rungs import climb, rungs
 from apsched.solver.reorder.min_memory import is_small, least_memory
 from apsched.solver.requested import solve_requested
+from apsched.solver.rungs import climb, memory_rungs
 from apsched.solver.solve import solve
 from tests.helpers.problems.strategies import layered_problem
 
@@ -33,7 +33,7 @@ def solved(problem: Problem, cap_bytes: int | None, move: int, slack: float) -> 
 def sequence(problem: Problem, move: int) -> tuple[int, ...]:
     caps = Caps(max_compute_move=move)
     floor_bytes = least_memory(problem, caps, SolveOptions(budget=1))[0]
-    return rungs(Instance.of(problem, caps), floor_bytes)
+    return memory_rungs(Instance.of(problem, caps), floor_bytes)
 
 
 @pytest.mark.parametrize("move", [0, 20])
@@ -166,7 +166,7 @@ def test_the_work_under_a_cap_is_a_part_of_that_under_a_looser_one(seed: int) ->
 
     def looked(cap_bytes: int | None, most: int, *, is_loose: bool = False) -> list[int | None]:
         climber = Looked(most)
-        below = rungs(Instance.of(problem, Caps(memory_cap_bytes=cap_bytes)), caps[0])
+        below = memory_rungs(Instance.of(problem, Caps(memory_cap_bytes=cap_bytes)), caps[0])
         climb(below, cap_bytes, climber, is_loose=is_loose)
         return climber.at
 

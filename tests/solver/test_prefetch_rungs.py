@@ -11,9 +11,9 @@ from apsched.problem.problem import Problem
 from apsched.schedule.result import SolveResult
 from apsched.schedule.verify import verify
 from apsched.solver import large
-from apsched.solver.prefetch_rungs import prefetch_rungs
 from apsched.solver.program.evaluate import evaluate
 from apsched.solver.reorder.min_memory import is_small, least_memory
+from apsched.solver.rungs import prefetch_rungs
 from apsched.solver.solve import solve
 from tests.helpers.problems.strategies import layered_problem
 

@@ -1,11 +1,13 @@
-"""Search under ever looser memory caps: a sequence of caps that depends on the problem alone, as
-far as these are below the stated cap, and then the stated cap.
+"""Search under ever looser caps: sequences of caps, as far as these are below the stated cap, and
+then the stated cap. The memory caps depend on the problem alone; those on prefetch are always the
+same.
 
 The search under each cap also starts from the schedules found under the caps before. So the work
 under a cap of the sequence is a part of the work under any looser cap, whose schedule is never
-slower. A cap above the whole sequence starts from a search without a cap: one that may not pass
-through schedules that do not fit finds less. All found schedules stand on one front of step time
-and peak, from which the second objective takes its schedule.
+slower. A memory cap above the whole sequence starts from a search without a cap: one that may not
+pass through schedules that do not fit finds less. All found schedules stand on one front of step
+time and peak, from which the second objective takes its schedule. Under a tight cap on prefetch few
+large buckets win, to which single moves from many small ones do not lead.
 """
 
 from collections.abc import Sequence
@@ -16,7 +18,11 @@ from apsched.solver.arrays.layers import find_periods
 from apsched.solver.arrays.problem_arrays import ALL_GATHER
 
 _LAYERS = (0, 3, 30)
-"""Layers of gathered weights above the floor: the caps of the sequence."""
+"""Layers of gathered weights above the floor: the memory caps of the sequence."""
+_FIRST, _DENSE, _NEXT, _FAR = 2, 16, 2, 4
+"""The first cap on prefetch; up to the second number each is twice the one before, from there on
+four times.
+"""
 _GAIN, _FLAT = 1e-4, 2
 """Share of the step time by which one of so many searches in a row has to be faster, or memory does
 not bind any more.
@@ -61,13 +67,24 @@ def climb(
     climber.under(cap_bytes)
 
 
-def rungs(instance: Instance, floor_bytes: int) -> tuple[int, ...]:
-    """Return the caps of the sequence that are below the cap of ``instance``."""
+def memory_rungs(instance: Instance, floor_bytes: int) -> tuple[int, ...]:
+    """Return the memory caps of the sequence that are below the cap of ``instance``."""
     cap = instance.caps.memory_cap_bytes
     layer = layer_bytes(instance) or max(floor_bytes // 50, 1)
     most = 2 * int(instance.arrays.output_bytes.sum())  # buckets with their copies
     caps = (floor_bytes + n * layer for n in _LAYERS if n == 0 or n * layer < most)
     return tuple(rung for rung in caps if cap is None or rung < cap)
+
+
+def prefetch_rungs(max_prefetch: int | None) -> tuple[int, ...]:
+    """Return the caps of the sequence below ``max_prefetch``, ascending; none without a cap, since
+    the search under each takes as long as that without one.
+    """
+    found, rung = [], _FIRST
+    while max_prefetch is not None and rung < max_prefetch:
+        found.append(rung)
+        rung *= _NEXT if rung < _DENSE else _FAR
+    return tuple(found)
 
 
 def layer_bytes(instance: Instance) -> int:
