@@ -30,7 +30,6 @@ from apsched.compiler.schedule_captured import (
     searching,
 )
 from apsched.compiler.settings import Settings
-from apsched.errors import InputError
 from apsched.fx.collectives import is_collective
 from apsched.fx.node_shards import NodeGroup
 from apsched.fx.passes.parameters import gather_nodes
@@ -100,11 +99,9 @@ def chosen_parameters(
     """
     parameters = sorted(set(gather_nodes(joint.graph).values()))
     if request.mode != AUTO:
-        try:
-            return kept_by_entries(request, parameters)
-        except InputError as error:  # after a graph break the names may be those of another graph
-            logger.warning("%s. None is kept in this graph", error)
-            return Choice()
+        if text := none_fits(request, parameters):  # perhaps of one behind a graph break
+            logger.warning("%s. None is kept in this graph", text)
+        return request.fitting([*parameters, *map(in_node, parameters)])
     if not any(is_collective(node) for node in joint.graph.nodes):
         return Choice()
 
@@ -117,22 +114,18 @@ def chosen_parameters(
     return fastest_choice(parameters, captured, settings, agreement)
 
 
-def kept_by_entries(request: KeepRequest, parameters: Sequence[str]) -> Choice:
-    """Return the choice of ``request``, which is stated, for one graph of a job, which gathers
-    ``parameters``.
-
-    ``InputError`` where there are some, and no entry fits one; an entry by itself may be about
-    another graph.
+def none_fits(request: KeepRequest, parameters: Sequence[str]) -> str:
+    """Return the text of an error where a graph gathers ``parameters``, and no stated entry of
+    ``request`` fits one of them; else an empty text. An entry by itself may be about another graph.
     """
-    found = request.fitting([*parameters, *map(in_node, parameters)])
-    if request.entries and parameters and not found:
-        entry = name_of(request.entries[0])
-        raise InputError(
-            "keep: expected an entry that fits a parameter which this graph gathers, found"
-            f" {', '.join(request.entries)}: {nearest_names(entry, parameters)}; correct the names,"
-            " or leave keep out"
-        )
-    return found
+    entries = [*parameters, *map(in_node, parameters)]
+    if not (request.entries and parameters) or request.fitting(entries):
+        return ""
+    nearest = nearest_names(name_of(request.entries[0]), parameters)
+    return (
+        "keep: expected an entry that fits a parameter which this graph gathers, found"
+        f" {', '.join(request.entries)}: {nearest}; correct the names, or leave keep out"
+    )
 
 
 def fastest_choice(

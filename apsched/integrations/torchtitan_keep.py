@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.graph_module import capture_graph
 from apsched.capture.joint import passed_through
-from apsched.compiler.keep import CapturedPair, fastest_in_joint, kept_by_entries
+from apsched.compiler.keep import CapturedPair, fastest_in_joint, none_fits
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.answer import Answers
 from apsched.compiler.schedule_captured import process_rank
@@ -84,7 +84,9 @@ def apsched_keep_pass(
                 " leave tag_with_memory_policy_pass out of --compile.disable_passes"
             )
         if keep.mode != AUTO:
-            return gathers, kept_by_entries(keep, sorted(gathers))
+            if text := none_fits(keep, sorted(gathers)):
+                raise InputError(text)
+            return gathers, keep.fitting(sorted(gathers))
         # the passes run on every process rank: they may make process groups
         again = repeated(Choice())
         chosen = fastest_in_joint(

@@ -20,8 +20,9 @@ pytest.importorskip("torchtitan", reason="needs the extra torchtitan")
 
 from apsched.compiler.settings import Settings
 from apsched.integrations import torchtitan as integration
+from apsched.integrations import torchtitan_keep
 from apsched.integrations.torchtitan_keep import apsched_keep_pass, halves
-from apsched.whole_step.keep_request import KeepRequest
+from apsched.whole_step.keep_request import KeepRequest, keep_request
 from tests.titan.titan_worker import CASES
 
 
@@ -206,11 +207,11 @@ def test_wrong_requests_to_keep_are_refused():
         integration.register(keep="missing.txt")
 
 
-@pytest.mark.parametrize("mode", ["all", "auto"])
-def test_without_tags_nothing_can_be_chosen_and_without_collectives_nothing_is(mode):
-    choose = functools.partial(
+def choosing(keep: KeepRequest):
+    """Return the pass that chooses, for graphs that are not described."""
+    return functools.partial(
         apsched_keep_pass,
-        keep=KeepRequest(mode=mode),
+        keep=keep,
         names=lambda _: {},
         gradients=lambda _: {},
         describe=lambda _: {},
@@ -218,15 +219,32 @@ def test_without_tags_nothing_can_be_chosen_and_without_collectives_nothing_is(m
         settings=Settings(),
         solved={},
     )
-    alone = torch.fx.symbolic_trace(torch.nn.Identity())
-    assert choose(alone) is alone
+
+
+def gathering() -> torch.fx.GraphModule:
+    """Return a graph that gathers a shard."""
     graph = torch.fx.Graph()
     gather = torch.ops._c10d_functional.all_gather_into_tensor.default
     gathered = graph.call_function(gather, (graph.placeholder("shard"), 2, "0"))
     wait = torch.ops._c10d_functional.wait_tensor.default
     graph.output((graph.call_function(wait, (gathered,)),))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+@pytest.mark.parametrize("mode", ["all", "auto"])
+def test_without_tags_nothing_can_be_chosen_and_without_collectives_nothing_is(mode):
+    choose = choosing(KeepRequest(mode=mode))
+    alone = torch.fx.symbolic_trace(torch.nn.Identity())
+    assert choose(alone) is alone
     with pytest.raises(InputError, match="leave tag_with_memory_policy_pass out of"):
-        choose(torch.fx.GraphModule(torch.nn.Module(), graph))
+        choose(gathering())
+
+
+def test_names_of_which_none_fits_are_refused(monkeypatch):
+    monkeypatch.setattr(torchtitan_keep, "tagged_gathers", lambda *_: {"first.weight": []})
+    choose = choosing(keep_request(["frist.weight"], "keep"))
+    with pytest.raises(InputError, match=r"found frist\.weight: the nearest names are first\.w"):
+        choose(gathering())
 
 
 def test_a_result_of_a_forward_node_that_backward_reads_does_not_begin_backward():
