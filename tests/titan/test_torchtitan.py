@@ -242,8 +242,8 @@ def test_without_tags_nothing_can_be_chosen_and_without_collectives_nothing_is(m
 
 def test_names_of_which_none_fits_are_refused(monkeypatch):
     monkeypatch.setattr(torchtitan_keep, "tagged_gathers", lambda *_: {"first.weight": []})
-    choose = choosing(keep_request(["frist.weight"], "keep"))
-    with pytest.raises(InputError, match=r"found frist\.weight: the nearest names are first\.w"):
+    choose = choosing(keep_request(["fast.weight"], "keep"))
+    with pytest.raises(InputError, match=r"found fast\.weight: the nearest names are first\.w"):
         choose(gathering())
 
 
