@@ -23,7 +23,7 @@ from apsched.compiler.keep import (
     stated_or_of_schedules,
 )
 from apsched.compiler.ranks.agreement import GraphAgreement
-from apsched.compiler.schedule_captured import RESULT
+from apsched.compiler.schedule_captured import RESULT, process_rank
 from apsched.compiler.schedule_graph import kept_as_it_was, prepare_joint, schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
@@ -68,13 +68,19 @@ class Backend:
     """The answer for each graph that was scheduled in this process, in the order in which they were
     compiled.
     """
+    _warned: list[bool] = field(default_factory=list)
+    """Whether arguments without an effect were logged: not empty then."""
 
     __name__ = "apsched"
 
     def __call__(
-        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any
+        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **without_effect: Any
     ) -> Callable[..., Any]:
-        """Return ``gm`` compiled: its graphs run in the order that they were given."""
+        """Return ``gm`` compiled: its graphs run in the order that they were given.
+
+        ``without_effect``: ``mode`` and ``options`` of torch.compile, where they are stated.
+        """
+        self._warn_once(without_effect)
         names = self._parameters(gm)
         if self.inductor:
             around = partial(with_agreed_code, settings=self.settings)
@@ -92,6 +98,20 @@ class Backend:
             backward=partial(self._compile, names, "backward"),
             inference=partial(self._compile, names, "graph"),
             partition=partial(self._partition, names),
+        )
+
+    def _warn_once(self, without_effect: Mapping[str, Any]) -> None:
+        if not without_effect or self._warned or process_rank() != 0:
+            return
+        self._warned.append(True)
+        found = ", ".join(f"{name}={value!r}" for name, value in without_effect.items())
+        logger.warning(
+            "torch.compile: expected neither mode nor options with apsched.backend, found %s, which"
+            " has no effect; %s",
+            found,
+            "set torch._inductor.config in its place"
+            if self.inductor
+            else "leave it out, since graphs run node by node (inductor=True generates code)",
         )
 
     @property

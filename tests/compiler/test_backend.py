@@ -176,6 +176,25 @@ def test_without_collectives_the_graph_passes_through(run_graphs, monkeypatch):
     assert backend.results == []
 
 
+@pytest.mark.parametrize(
+    ("inductor", "stated", "remedy"),
+    [
+        (False, {"mode": "reduce-overhead"}, "leave it out"),
+        (True, {"options": {"max_autotune": True}}, "set torch._inductor.config"),
+    ],
+)
+def test_a_mode_without_effect_is_logged_once(mesh, monkeypatch, caplog, inductor, stated, remedy):
+    monkeypatch.setattr(module_under_test, "inductor_compiled", lambda gm, *_, **__: gm.forward)
+    backend = apsched.backend(inductor=inductor, cluster="h100", **QUICK)
+    model = torch.compile(torch.nn.Linear(2, 2), backend=backend, dynamic=False, **stated)
+    with caplog.at_level(logging.WARNING):
+        model(torch.ones(1, 2))
+        model(torch.ones(3, 2))
+    (found,) = [text for text in caplog.messages if "which has no effect" in text]
+    assert repr(next(iter(stated.values()))) in found
+    assert remedy in found
+
+
 def test_an_error_stops_compilation_or_leaves_the_graph(mesh, run_graphs, caplog):
     x = torch.ones(4, WIDTH)
     with pytest.raises(
