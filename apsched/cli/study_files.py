@@ -49,6 +49,8 @@ def run_compare(args: argparse.Namespace, words: list[str], stdout: TextIO) -> N
         f"{len(found.pairs)} points in both, {len(found.only_one)} only in {words[0]},"
         f" {len(found.only_other)} only in {words[1]}"
     )
+    if found.only_one and found.only_other and not found.pairs:
+        out.print(_why_no_pair(found), soft_wrap=True)
 
 
 def run_merge(args: argparse.Namespace, words: list[str], stdout: TextIO) -> None:
@@ -94,6 +96,30 @@ def _differing(points: list[Point]) -> list[str]:
         for name in names
         if len({json.dumps(point.described.get(name)) for point in points}) > 1
     ]
+
+
+def _why_no_pair(found: Compared) -> str:
+    """Return which options keep two studies from a common question, and the remedy."""
+    sides = found.only_one, found.only_other
+
+    def apart(name: str) -> bool:
+        one, other = (
+            {json.dumps(point.described.get(name)) for point in points} for points in sides
+        )
+        return not one & other
+
+    names = sorted({name for points in sides for point in points for name in point.described})
+    options = [name for name in names if apart(name)]
+    one, other = ({point.graph.name for point in points} for points in sides)
+    if not one & other:
+        return "no question is in both: their graphs have other names; state studies of one source"
+    if options:
+        ignored = " ".join(f"--ignore {name}" for name in options)
+        return f"no question is in both: they differ in {', '.join(options)}; add {ignored}"
+    return (
+        "no question is in both: expected a memory cap and options that both have; state the same"
+        " ones for both studies, such as --vary memory_cap=none"
+    )
 
 
 def _ms(point: Point) -> str:

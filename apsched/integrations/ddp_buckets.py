@@ -34,7 +34,11 @@ from apsched.kinds import CollectiveKind
 from apsched.problem.build import build_problem
 from apsched.quantities import show_us
 from apsched.torch_compat.compilers import uncompiled
-from apsched.torch_compat.ddp import first_bucket_bytes, reducer_buckets
+from apsched.torch_compat.ddp import (
+    first_bucket_bytes,
+    reducer_buckets,
+    takes_limits_of_buckets,
+)
 from apsched.torch_compat.graphs import gradient_of, process_group_names
 from apsched.torch_compat.random_draws import DecidedDraws
 from apsched.units import ticks_to_us
@@ -77,7 +81,9 @@ class DdpBuckets:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments for ``DistributedDataParallel``."""
+        """Arguments for ``DistributedDataParallel``: none where its own limits are the best."""
+        if self.bucket_cap_mb_list == tuple(limit / _MIB for limit in _own_limits()):
+            return {}
         if len(self.bucket_cap_mb_list) == 1:
             return {"bucket_cap_mb": self.bucket_cap_mb}
         return {"bucket_cap_mb_list": list(self.bucket_cap_mb_list)}
@@ -251,17 +257,22 @@ def _finished_us(capture: Capture, prices: CostModel) -> tuple[dict[str, float],
     return finished, now_us
 
 
+def _own_limits() -> tuple[int, int]:
+    """Return the limits of DDP where none is stated: of the first bucket, and of the others."""
+    return first_bucket_bytes(), _DEFAULT_CAP_MB * _MIB
+
+
 def _best(backward: _Backward, prices: CostModel) -> DdpBuckets:
     """Return the limits that end the step first; of nearly equal ones those with the fewest
     buckets.
     """
-    default = (first_bucket_bytes(), _DEFAULT_CAP_MB * _MIB)
-    candidates: list[tuple[int, ...]] = [default, *((mb * _MIB,) for mb in _CAPS_MB)]
-    candidates += [
-        (first * _MIB, cap * _MIB) for first in (1, 5) for cap in _CAPS_MB if cap > first
-    ]
-    if len({(p.dtype, p.device) for p in backward.parameters}) == 1:
-        candidates += _fastest_limits(backward, prices)
+    candidates: list[tuple[int, ...]] = [_own_limits(), *((mb * _MIB,) for mb in _CAPS_MB)]
+    if takes_limits_of_buckets():
+        candidates += [
+            (first * _MIB, cap * _MIB) for first in (1, 5) for cap in _CAPS_MB if cap > first
+        ]
+        if len({(p.dtype, p.device) for p in backward.parameters}) == 1:
+            candidates += _fastest_limits(backward, prices)
     judged = [_judged(backward, limits, prices) for limits in candidates]
     default_us = judged[0][0]
     within_us = min(us for us, _, _ in judged) * (1 + _SLACK)

@@ -1,5 +1,6 @@
 """Private functions of torch around DistributedDataParallel."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,14 @@ def first_bucket_bytes() -> int:
     """
     private: Any = dist
     return int(private._DEFAULT_FIRST_BUCKET_BYTES)
+
+
+def takes_limits_of_buckets() -> bool:
+    """Return whether the DDP of this torch takes a limit for each bucket, ``bucket_cap_mb_list``
+    (torch/nn/parallel/distributed.py, __init__; torch 2.13 does).
+    """
+    ddp: Any = torch.nn.parallel.DistributedDataParallel
+    return "bucket_cap_mb_list" in inspect.signature(ddp.__init__).parameters
 
 
 def reducer_buckets(parameters: Sequence[Any], limits: Sequence[int]) -> list[list[int]]:

@@ -1,6 +1,7 @@
 """``ddp_buckets``: launches cost on the compute stream, and no other runs end the step earlier."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
@@ -10,7 +11,8 @@ from torch import nn
 import apsched
 from apsched.capture.fake_world import world
 from apsched.integrations import ddp_buckets as module
-from apsched.integrations.ddp_buckets import _Backward, _best, _judged
+from apsched.integrations.ddp_buckets import DdpBuckets, _Backward, _best, _judged
+from tests.helpers.processes import WORKERS, run_processes
 
 
 class Prices:
@@ -60,6 +62,29 @@ def test_no_other_runs_end_the_step_earlier(monkeypatch, seed, latency_us, launc
     assert found.step_time_us == pytest.approx(least_us, rel=1e-3), "prices are interpolated"
 
 
+def test_limits_of_ddp_itself_need_no_arguments():
+    found = DdpBuckets(
+        bucket_cap_mb=25.0,
+        bucket_cap_mb_list=(1.0, 25.0),
+        first_bucket_bytes=100,
+        buckets=(("weight",),),
+        bucket_bytes=(100,),
+        step_time_us=1.0,
+        default_us=1.0,
+    )
+    assert found.arguments == {}, "a list also cuts the buckets of the first step"
+    assert replace(found, bucket_cap_mb_list=(1.0, 5.0)).arguments != {}
+
+
+@pytest.mark.parametrize("takes_a_list", [True, False])
+def test_a_ddp_without_limits_of_each_bucket_gets_one_limit(monkeypatch, takes_a_list):
+    monkeypatch.setattr(module, "_SLACK", 0.0)
+    monkeypatch.setattr(module, "takes_limits_of_buckets", lambda: takes_a_list)
+    with world(2):
+        found = _best(backward(0, 0.0), Prices(0.5))
+    assert ("bucket_cap_mb_list" in found.arguments) == takes_a_list
+
+
 def test_a_launch_delays_the_compute_behind_it():
     of, prices = backward(0, 5.0), Prices(0.5)
     with world(2):
@@ -74,3 +99,13 @@ def test_buckets_of_a_small_model_are_few():
     with world(2):
         found = apsched.ddp_buckets(nn.Sequential(*layers), (torch.ones(4, 32),), cluster="h100")
     assert len(found.buckets) == 1, "a launch costs more than the wait for a few bytes"
+
+
+@pytest.mark.ranks
+def test_all_reduces_of_ddp_in_a_graph_keep_their_bits(tmp_path):
+    """docs/integrations.md: the mode of DDP that leaves its all-reduces to the graph."""
+    worker = WORKERS / "training/ddp_graph_worker.py"
+    reports = run_processes(worker, tmp_path / "two", 2, timeout_s=300)
+    for report in reports:
+        assert report["scheduled"] == report["plain"], "bit for bit"
+        assert report["launches"] == [[6, 6]], "torch puts a copy behind each"

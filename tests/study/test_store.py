@@ -144,6 +144,28 @@ def test_compare(run: Run, two_studies: tuple[Path, Path]) -> None:
     assert (len(found["only_first"]), len(found["only_second"])) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        ({"seed": 1}, {"seed": 2}, "they differ in seed; add --ignore seed"),
+        ({}, {"noise": 0.2, "robust": "mean"}, "add --ignore noise --ignore robust"),
+    ],
+)
+def test_studies_without_a_common_question_say_why(
+    run: Run, tmp_path: Path, first: dict, second: dict, text: str
+) -> None:
+    for name, described in (("a", first), ("b", second)):
+        store = Store(tmp_path / name, create=True)
+        store.add_graph(GRAPH, b"graph")
+        store.add_result(name, "g", "100", {"k": 1} | described, "run", outcome(1000))
+    ran = run("study", "compare", tmp_path / "a", tmp_path / "b")
+    assert ran.code == 0, ran.stderr
+    assert text in ran.stdout
+    ignored = [word for name in second for word in ("--ignore", name)]
+    again = run("study", "compare", tmp_path / "a", tmp_path / "b", *ignored)
+    assert "1 points in both" in again.stdout
+
+
 def test_pairs_are_in_the_order_of_their_options(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 2)):
         write_all(str(tmp_path / name), seed)

@@ -101,6 +101,17 @@ def _runs_in_ddp() -> None:
     expect(seen == [False, True, False], "it is running while its forward is")
 
 
+@contract("takes_limits_of_buckets")
+def _limits_of_buckets() -> None:
+    limits: Any = {"bucket_cap_mb_list": [1.0]}
+    with group(2, fake=True):
+        try:
+            accepted = isinstance(DistributedDataParallel(nn.Linear(2, 2), **limits), nn.Module)
+        except TypeError:
+            accepted = False
+    expect(ddp.takes_limits_of_buckets() == accepted, "DDP takes a list where it says so")
+
+
 @contract("first_bucket_bytes", "reducer_buckets")
 def _reducer_buckets() -> None:
     sizes = [torch.empty(n, device="meta") for n in (1, 2, 3, 4, 5)]
