@@ -136,7 +136,7 @@ def ddp_buckets(model: nn.Module, inputs: Any, **settings: Any) -> DdpBuckets:
         where the model cannot be captured, or no process group runs.
     """
     if strange := next((n for n in settings if n not in _SETTINGS), None):
-        raise InputError(f"expected {', '.join(_SETTINGS)}, found {strange!r}")
+        raise InputError(f"expected {', '.join(_SETTINGS)}, found {strange!r}; leave it out")
     if not (dist.is_available() and dist.is_initialized()):
         raise InputError(
             "expected a process group, found none; call torch.distributed.init_process_group first"
@@ -234,7 +234,10 @@ def _gradient_order(model: nn.Module, inputs: Inputs) -> tuple[str, ...]:
         results = [r for r in leaves if isinstance(r, torch.Tensor) and r.requires_grad]
         torch.autograd.backward(results, [torch.ones_like(r) for r in results])
     if not order:
-        raise InputError("expected parameters with gradients, found none")
+        raise InputError(
+            "expected parameters with gradients, found none; hand in a model with a parameter that"
+            " has requires_grad and reaches a result with a gradient"
+        )
     return tuple(order)
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 import apsched
 from apsched.capture.fake_world import world
+from apsched.errors import InputError
 from apsched.integrations import ddp_buckets as module
 from apsched.integrations.ddp_buckets import DdpBuckets, _Backward, _best, _judged
 from tests.helpers.processes import WORKERS, run_processes
@@ -99,6 +100,15 @@ def test_buckets_of_a_small_model_are_few():
     with world(2):
         found = apsched.ddp_buckets(nn.Sequential(*layers), (torch.ones(4, 32),), cluster="h100")
     assert len(found.buckets) == 1, "a launch costs more than the wait for a few bytes"
+
+
+def test_errors_name_the_remedy():
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    with world(2):
+        with pytest.raises(InputError, match="found none; hand in a model with a parameter"):
+            apsched.ddp_buckets(frozen, (torch.ones(1, 2),), cluster="h100")
+        with pytest.raises(InputError, match="found 'budget'; leave it out"):
+            apsched.ddp_buckets(nn.Linear(2, 2), (torch.ones(1, 2),), budget=1.0)
 
 
 @pytest.mark.ranks
