@@ -49,6 +49,37 @@ hypothesis.settings.load_profile("apsched")
 gc.set_threshold(100_000, 20, 10)
 
 
+HEAVIEST = (
+    "benchmarks/execution/test_whole_steps.py",
+    "compiler/test_on_processes.py",
+    "benchmarks/execution/test_execution.py",
+    "compiler/test_keep.py",
+    "end_to_end/test_training.py",
+    "compiler/test_micro_batches_on_processes.py",
+    "models/test_hf.py",
+    "fuzz/test_random_graphs.py",
+    "integrations/test_fsdp2_accumulation.py",
+    "compiler/test_uneven_shards.py",
+)
+"""The files that take the longest, in seconds alone: they begin first, so that none runs at the end
+while the other worker has no file left.
+"""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let xdist hand out files in the order of collection, not those of few tests last."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the heaviest files; the others keep their order."""
+    tests = Path(__file__).parent
+    places = {tests / name: place for place, name in enumerate(HEAVIEST)}
+    assert all(path.exists() for path in places), "HEAVIEST names a file that is not there"
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Leave out of collections what the modules hold."""

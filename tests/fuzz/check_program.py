@@ -6,6 +6,7 @@ import operator
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -46,8 +47,15 @@ class RandomCosts:
         return random.Random(f"{self.seed} {target_name(node)}").choice([0.0, 1.0, 3.0, 20.0])
 
     def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
-        rng = random.Random(f"{self.seed} {kind}")
-        return rng.choice([1.0, 10.0, 50.0]) + size_bytes * rng.choice([0.001, 0.02, 0.2])
+        latency_us, us_per_byte = _line(self.seed, kind)
+        return latency_us + size_bytes * us_per_byte
+
+
+@cache
+def _line(seed: int, kind: str) -> tuple[float, float]:
+    """Return latency and time of a byte; a graph asks for hundreds of sizes."""
+    rng = random.Random(f"{seed} {kind}")
+    return rng.choice([1.0, 10.0, 50.0]), rng.choice([0.001, 0.02, 0.2])
 
 
 def module_of(

@@ -21,10 +21,19 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+MODULES = ("torch.distributed.fsdp", "torch._inductor.compile_fx")
+LATE = (
+    "sympy.physics.units",
+    "sympy.tensor.tensor",
+    "torch.distributed.tensor.experimental",
+    "torch.utils.cpp_extension",
+)
+"""What torch imports when it first compiles a graph, in each process rank anew."""
+
 
 def import_most() -> None:
     """Import what most scripts import: all that public names of apsched need, and most of torch."""
-    for name in ("torch.distributed.fsdp", "torch._inductor.compile_fx"):
+    for name in (*MODULES, *LATE):
         importlib.import_module(name)
     apsched = importlib.import_module("apsched")
     for name in apsched.__all__:

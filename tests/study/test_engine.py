@@ -30,7 +30,7 @@ from apsched.study.run import chains, run
 from apsched.study.setting import Setting
 from apsched.study.store import Store
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.ranks  # it starts and kills workers; nothing goes by the clock
 
 
 def forbid_torch() -> None:

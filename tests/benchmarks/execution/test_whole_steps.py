@@ -22,7 +22,7 @@ NAMES = {
 }
 
 
-@pytest.mark.alone
+@pytest.mark.ranks  # steps that others disturb run again
 @pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
 @pytest.mark.parametrize("part", NAMES)
 def test_every_way_to_run_a_step_has_the_same_bits_and_the_memory_that_was_predicted(

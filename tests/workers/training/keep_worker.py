@@ -66,23 +66,20 @@ def gather_sizes(results: list[apsched.Result]) -> dict[str, list[int]]:
 def compiled() -> dict[str, object]:
     """Train under ``torch.compile`` with each choice; all are compared with all gathered again."""
     module, inputs = small(partial(layers, 4), [4] * NUM_STEPS)
-    backend = apsched.backend(keep="none", **QUICK)
-    expected = train(module, inputs, backend)
-    again = gathers(backend.results)["backward"]
-    found: dict[str, object] = {"kept": again[0]}
-    choices: dict[str, object] = {
-        "none": "none",
-        "all": "all",
-        "one": [again[0]],
-        "auto": "auto",
-        "no memory": "auto",
-    }
-    for label, choice in choices.items():
+    found: dict[str, object] = {}
+    expected: list[torch.Tensor] = []
+    choices: dict[str, object] = {"none": "none", "all": "all", "auto": "auto", "no memory": "auto"}
+    while choices:
+        label = next(iter(choices))
         more = {"memory_cap": "floor"} if label == "no memory" else {}
-        backend = apsched.backend(keep=choice, **{**QUICK, **more})
+        backend = apsched.backend(keep=choices.pop(label), **{**QUICK, **more})
         record = train(module, inputs, backend)
+        gathered = gathers(backend.results)
+        if label == "none":
+            expected, found["kept"] = record, gathered["backward"][0]
+            choices["one"] = [found["kept"]]
         found[label] = compare(expected, record) | {
-            "gathers": gathers(backend.results),
+            "gathers": gathered,
             "exact": all(r.round_trip_exact for r in backend.results),
         }
     return found
