@@ -110,7 +110,7 @@ def sharded_own_model(page: str, file: str) -> tuple[dict[str, Any], Any, Any]:
     """Return the names of the block ``file`` of ``page``, and the sharded model of
     docs/own-model.md with its inputs.
 
-    The block has a budget of one second, of which nothing here depends: it runs without.
+    The block has a budget of one second, on which nothing here depends: it runs without.
     """
     names: dict[str, Any] = {}
     for name, wanted, budgets in (("own-model.md", "my_model.py", 0), (page, file, 1)):

@@ -178,7 +178,11 @@ def _collective(
         if gathers and not c.on_path
         else ()
     )
-    epilogue = () if gathers or c.on_path else _epilogue(c.wait, records, predecessors, successors)
+    epilogue = (
+        ()
+        if gathers or c.on_path
+        else _epilogue(record.rank, c.wait, records, predecessors, successors)
+    )
     output = (*record.allocates, *record.aliases)[0]
     cast = _cast(record.rank, prologue, records, predecessors) if c.cast_bytes else ()
     return Collective(
@@ -272,13 +276,14 @@ def _input_view(
 
 
 def _epilogue(
+    start: int,
     wait: int,
     records: list[NodeRecord],
     predecessors: tuple[tuple[int, ...], ...],
     successors: list[list[int]],
 ) -> tuple[int, ...]:
-    """Return the compute nodes after ``wait`` that depend on it and inputs alone and end in outputs
-    or in another FSDP launch.
+    """Return the compute nodes after ``wait`` that depend on it, on inputs and on nodes before
+    ``start`` alone and end in outputs or in another FSDP launch.
     """
     after, stack = {wait}, [wait]
     while stack:
@@ -288,12 +293,14 @@ def _epilogue(
                 stack.append(node)
         if len(after) > _LONGEST_EPILOGUE:
             return ()
+    done = _sources(start, predecessors)
     kept_nodes, known = after, len(after)
     while True:  # what was left out may be needed by, or need, what was kept
         fed = {wait}
         for node in sorted(kept_nodes - {wait}):
             if all(
                 p in fed
+                or p in done
                 or records[p].kind is NodeKind.INPUT
                 or _input_view(p, records, predecessors)
                 for p in predecessors[node]
@@ -312,9 +319,22 @@ def _epilogue(
     return tuple(sorted(n for n in kept_nodes if records[n].kind is NodeKind.COMPUTE))
 
 
+def _sources(start: int, predecessors: tuple[tuple[int, ...], ...]) -> set[int]:
+    """Return the nearest nodes that ``start`` depends on: the gradient, and the tensor that DDP
+    copies its sum into.
+    """
+    found, level = set[int](), [start]
+    for _ in range(_FARTHEST_SOURCE):
+        level = [p for node in level for p in predecessors[node] if p not in found]
+        found.update(level)
+    return found
+
+
 def _moving_start(record: NodeRecord) -> bool:
     return record.collective is not None and not record.collective.on_path
 
 
+_FARTHEST_SOURCE = 4
+"""Edges before a start up to which its sources are looked at."""
 _LONGEST_EPILOGUE = 64
 """Nodes after a wait beyond which it is not a finishing chain; keeps the search linear."""

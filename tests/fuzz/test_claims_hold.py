@@ -33,12 +33,14 @@ def test_claims_that_were_false_once_hold(seed: int) -> None:
     assert broken == [], (result.status, result.bound_ticks, result.bound_source)
 
 
+@pytest.mark.parametrize("copied", [0.0, 0.9])
 @pytest.mark.parametrize("first_seed", range(0, 200, 20))
-def test_claims_hold(first_seed: int) -> None:
+def test_claims_hold(first_seed: int, copied: float) -> None:
+    """Also where the compute that finishes a reduction reads its gradient."""
     num_judged = 0
     for seed in range(first_seed, first_seed + 20):
         try:
-            _, broken = judged(seed)
+            _, broken = judged(seed, copied=copied)
         except TooLargeError:
             continue
         assert broken == [], seed

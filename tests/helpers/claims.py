@@ -33,15 +33,13 @@ class BrokenClaim:
 
 
 def random_case(
-    seed: int, *, max_collectives: int = 3, max_compute: int = 4, added: float = 0.0
+    seed: int, *, max_collectives: int = 3, max_compute: int = 4, **sizes: float
 ) -> tuple[Problem, Caps]:
     """Return problem and caps of ``seed``: with prologues, epilogues, casts, streams, and by chance
-    kernels, cuts, a plan and coalesced forms; ``added`` is that of :class:`draft.Draft`.
+    kernels, cuts, a plan and coalesced forms; ``sizes`` are those of :class:`draft.Draft`.
     """
     rng = random.Random(seed)
-    problem = random_problem(
-        rng, max_collectives=max_collectives, max_compute=max_compute, added=added
-    )
+    problem = random_problem(rng, max_collectives=max_collectives, max_compute=max_compute, **sizes)
     if rng.random() < 0.3:
         problem = with_coalesced_price(problem, rng)
     caps = random_caps(rng, problem)
@@ -62,12 +60,12 @@ def answer(problem: Problem, caps: Caps, *, as_asked: bool) -> SolveResult:
     return solved(problem, caps, SolveOptions(time_slack=0.0, budget=2.0))
 
 
-def judged(seed: int, *, added: float = 0.0) -> tuple[SolveResult, list[BrokenClaim]]:
+def judged(seed: int, **sizes: float) -> tuple[SolveResult, list[BrokenClaim]]:
     """Return the answer to the case of ``seed``, and its false claims.
 
     ``TooLargeError`` where some claim takes too long to judge.
     """
-    problem, caps = random_case(seed, added=added)
+    problem, caps = random_case(seed, **sizes)
     result = answer(problem, caps, as_asked=seed % 2 == 1)
     return result, list(broken_claims(problem, caps, result))
 

@@ -28,7 +28,7 @@ LATE = (
     "torch.distributed.tensor.experimental",
     "torch.utils.cpp_extension",
 )
-"""What torch imports when it first compiles a graph, in each process rank anew."""
+"""Modules that torch imports when it first compiles a graph, in each process rank anew."""
 
 
 def import_most() -> None:

@@ -112,10 +112,12 @@ def test_errors_name_the_remedy():
 
 
 @pytest.mark.ranks
-def test_all_reduces_of_ddp_in_a_graph_keep_their_bits(tmp_path):
+def test_all_reduces_of_ddp_in_a_graph_share_launches_and_keep_their_bits(tmp_path):
     """docs/integrations.md: the mode of DDP that leaves its all-reduces to the graph."""
     worker = WORKERS / "training/ddp_graph_worker.py"
     reports = run_processes(worker, tmp_path / "two", 2, timeout_s=300)
     for report in reports:
         assert report["scheduled"] == report["plain"], "bit for bit"
-        assert report["launches"] == [[6, 6]], "torch puts a copy behind each"
+        ((num_collectives, num_launches),) = report["launches"]
+        assert num_collectives == 6
+        assert num_launches < 4, "torch puts a copy behind each, which goes with its wait"

@@ -321,6 +321,21 @@ def test_what_compute_needs_is_no_epilogue() -> None:
     assert "norm" in names(problem, problem.compute_order)
 
 
+def test_an_epilogue_may_need_what_its_start_needs() -> None:
+    """``copy`` stands behind the wait whatever moves; ``late`` may have to wait for ``other``."""
+    graph = Graph()
+    gradients = [graph.compute(f"gradient{i}", graph.input(f"x{i}")) for i in range(2)]
+    sums = [
+        graph.collective("all_reduce", f"ar{i}", graph.compute(f"half{i}", g), output_bytes=512)
+        for i, g in enumerate(gradients)
+    ]
+    other = graph.compute("other", graph.input("y"))
+    copy = graph.compute("copy", gradients[0], sums[0])
+    problem = graph.problem(copy, graph.compute("late", other, sums[1]))
+    assert [names(problem, c.epilogue) for c in problem.collectives] == [["copy"], []]
+    assert names(problem, problem.compute_order)[-2:] == ["other", "late"]
+
+
 def test_what_needs_compute_is_no_epilogue() -> None:
     """``scale`` belongs to the compute, since ``layer`` needs it; so does ``update``, which needs
     ``scale``.

@@ -15,6 +15,7 @@ _LIGHT = frozenset(
         "aten::clone",
         "aten::contiguous",
         "aten::reshape",
+        "aten::copy",
         "aten::copy_",
         "aten::constant_pad_nd",
         "aten::cat",
@@ -63,14 +64,15 @@ def placement_of(
     serves starts only: casts and the like, or anything that derives from parameters alone
     (``parameters``: names of placeholders). Between a wait and the outputs may stand views, other
     FSDP collectives, and casts, scalings, copies and sums that take nothing else but graph inputs
-    and results of other collectives.
+    and results of other collectives. A copy into a tensor takes its source alone.
     """
     rank_of = {node: rank for rank, node in enumerate(nodes)}
     before = [[rank_of[n] for n in node.all_input_nodes] for node in nodes]
     after = [[rank_of[n] for n in node.users] for node in nodes]
+    taken = [[rank_of[n] for n in _taken_by(node)] for node in nodes]
     start_of_wait = {wait: start for start, wait in wait_of_start.items()}
     gathered = _from_inputs(nodes, kinds, before, _serves_starts(kinds, after), parameters)
-    finished = _to_outputs(nodes, kinds, before, after, start_of_wait)
+    finished = _to_outputs(nodes, kinds, taken, after, start_of_wait)
     return Placement(
         from_inputs=frozenset(start for start in wait_of_start if gathered[start]),
         to_outputs=frozenset(start for start, wait in wait_of_start.items() if finished[wait]),
@@ -148,6 +150,16 @@ def _to_outputs(
         elif kind in (NodeKind.VIEW, NodeKind.WAIT, NodeKind.START):
             result[rank] = ends
     return result
+
+
+def _taken_by(node: torch.fx.Node) -> Sequence[torch.fx.Node]:
+    """Return the nodes whose values ``node`` takes: of the tensor that ``aten.copy`` copies into
+    only the shape counts. DDP in a graph copies each sum into its gradient
+    (torch/nn/parallel/distributed.py, ``_register_accum_grad_hook``).
+    """
+    if node.target is torch.ops.aten.copy.default:
+        return [n for n in node.args[1:2] if isinstance(n, torch.fx.Node)]
+    return node.all_input_nodes
 
 
 def _is_light(node: torch.fx.Node) -> bool:

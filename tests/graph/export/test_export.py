@@ -184,6 +184,24 @@ def test_gathers_of_inputs_and_reductions_for_outputs_move():
     }
 
 
+def test_a_copy_takes_no_values_of_the_tensor_that_it_copies_into():
+    """As the hook of DDP's reducer does: ``param.grad.copy_(all_reduce(param.grad / 2))``."""
+
+    def step(x, y):
+        gradient = aten.mm.default(x, y)
+        total = c10d.wait_tensor.default(
+            c10d.all_reduce.default(aten.div.Tensor(gradient, 2), "sum", "0")
+        )
+        return aten.copy.default(gradient, total)
+
+    def sum_is_read(x, y):
+        return aten.add.Tensor(step(x, y), aten.mm.default(x, y))
+
+    assert places(dag_of(step, floats(8, 8), floats(8, 8))) == {"all_reduce_default": MOVES}
+    dag = dag_of(sum_is_read, floats(8, 8), floats(8, 8))
+    assert places(dag) == {"all_reduce_default": ON_PATH}
+
+
 def test_collectives_between_compute_are_on_the_path():
     def step(x, shard):
         y = aten.exp.default(x)

@@ -73,6 +73,10 @@ class Draft:
     """How often a later compute node takes the result of a reduction, as a sum over micro-batches
     does.
     """
+    copied: float = 0.0
+    """How often the first node that finishes a reduction also reads the gradient, as the copy of
+    DDP's reducer does.
+    """
     names: list[str] = field(default_factory=list)
     kinds: list[NodeKind] = field(default_factory=list)
     durations: list[int] = field(default_factory=list)
@@ -255,6 +259,9 @@ class Draft:
         while len(c["epilogue"]) < 2 and self.rng.random() < likely:
             node = self.node(NodeKind.COMPUTE, "finish", self.rng.randint(0, 3), {t.node})
             self.use(t.storage, node)
+            if self.copied and not c["epilogue"] and self.rng.random() < self.copied:
+                self.before[node] |= self.before[c["start"]]
+                self.use(c["input_storage"], node)
             size = max(1, size * self.rng.choice((1, 2)) // 2)
             t = self.perhaps_view(Tensor(node, self.storage(size, node)))
             c["epilogue"] += (node,)

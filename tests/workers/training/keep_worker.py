@@ -66,21 +66,25 @@ def gather_sizes(results: list[apsched.Result]) -> dict[str, list[int]]:
 def compiled() -> dict[str, object]:
     """Train under ``torch.compile`` with each choice; all are compared with all gathered again."""
     module, inputs = small(partial(layers, 4), [4] * NUM_STEPS)
-    found: dict[str, object] = {}
-    expected: list[torch.Tensor] = []
-    choices: dict[str, object] = {"none": "none", "all": "all", "auto": "auto", "no memory": "auto"}
-    while choices:
-        label = next(iter(choices))
-        more = {"memory_cap": "floor"} if label == "no memory" else {}
-        backend = apsched.backend(keep=choices.pop(label), **{**QUICK, **more})
-        record = train(module, inputs, backend)
-        gathered = gathers(backend.results)
-        if label == "none":
-            expected, found["kept"] = record, gathered["backward"][0]
-            choices["one"] = [found["kept"]]
-        found[label] = compare(expected, record) | {
-            "gathers": gathered,
-            "exact": all(r.round_trip_exact for r in backend.results),
+
+    def trained(**choice: object) -> tuple[list[torch.Tensor], list[apsched.Result]]:
+        backend = apsched.backend(**{**QUICK, **choice})
+        return train(module, inputs, backend), backend.results
+
+    again = trained(keep="none")
+    kept = gathers(again[1])["backward"][0]
+    runs = {
+        "none": again,
+        "all": trained(keep="all"),
+        "one": trained(keep=[kept]),
+        "auto": trained(keep="auto"),
+        "no memory": trained(keep="auto", memory_cap="floor"),
+    }
+    found: dict[str, object] = {"kept": kept}
+    for label, (record, results) in runs.items():
+        found[label] = compare(again[0], record) | {
+            "gathers": gathers(results),
+            "exact": all(r.round_trip_exact for r in results),
         }
     return found
 
