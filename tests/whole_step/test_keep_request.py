@@ -157,4 +157,4 @@ def test_solve_keeps_what_is_fastest_and_apply_replays_it(tmp_path: Path, capsys
 
 def test_one_direction_alone_has_nothing_to_keep(capsys) -> None:
     assert main(["solve", *SOLVE, "--direction", "forward", "--keep", "all"]) == 2
-    assert "keep: expected one forward and one backward graph" in capsys.readouterr().err
+    assert "error: expected one forward and one backward graph" in capsys.readouterr().err
