@@ -23,7 +23,7 @@ from apsched.fx.passes.summed_scatters import put_sums_first
 from apsched.fx.passes.sums_last import put_sums_last
 from apsched.pipeline.result import Result
 from apsched.problem.plan.rules import digest
-from apsched.torch_compat.compilers import name_parameters, replace_graph
+from apsched.torch_compat.compilers import name_parameters, replace_graph, sort_nodes
 
 AS_IT_WAS = "apsched_as_it_was"
 """Key in ``meta`` of a joint graph that stays unchanged on all process ranks."""
@@ -46,6 +46,7 @@ class InductorPass(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         """Schedule ``graph``; it stays unchanged if it has no collectives."""
+        sort_nodes(graph)
         module = graph.owning_module or GraphModule(torch.nn.Module(), graph)
         current = graph_in_inductor()
         with current.passed() if current is not None else nullcontext() as agreement:

@@ -8,6 +8,7 @@ from apsched.errors import InputError
 from apsched.torch_compat.compilers import inductor_setting
 
 OFF: dict[str, Any] = {
+    "_fuse_ddp_communication": False,
     "aten_distributed_optimizations.enable_overlap_scheduling": False,
     "aten_distributed_optimizations.enable_low_contention_collectives": False,
     "aten_distributed_optimizations.allow_comms_decompositions": False,
@@ -17,8 +18,8 @@ OFF: dict[str, Any] = {
     "dedup_reduce_scatters": False,
     "reorder_for_compute_comm_overlap": False,
 }
-"""Setting -> value without effect: each of these buckets, replaces or moves collectives after the
-schedule was made.
+"""Setting -> value without effect: each of these buckets, replaces or moves collectives, the first
+one before the schedule is made, the others after that.
 """
 
 

@@ -306,6 +306,18 @@ def replace_graph(graph: Any, module: Any) -> None:
         values[node] = graph.node_copy(node, values.__getitem__)
 
 
+def sort_nodes(graph: Any) -> None:
+    """Put each node of ``graph`` behind its inputs, else in the order that they have.
+
+    Inductor does so behind the passes of its hooks (torch/_inductor/fx_passes/post_grad.py,
+    post_grad_passes; pattern_matcher.py, stable_topological_sort), so a pass before may leave them
+    in any order.
+    """
+    from torch._inductor.pattern_matcher import stable_topological_sort
+
+    stable_topological_sort(graph)
+
+
 def custom_passes(setting: Any) -> list[Any]:
     """Return the passes of one of Inductor's hooks as a list (torch/_inductor/custom_graph_pass.py,
     CustomGraphPassType).

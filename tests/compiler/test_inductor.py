@@ -24,6 +24,7 @@ from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
+from apsched.torch_compat.compilers import with_custom_pass
 from tests.helpers.graphs.inductor_code import (
     calls_of,
     calls_of_graph,
@@ -271,6 +272,17 @@ def test_the_pass_alone_schedules_forward_and_backward(mesh, scheduled, codes):
     assert [result.problem.name for result in own.results] == ["forward", "backward"]
     for code, gm in zip(codes, scheduled, strict=True):
         assert segments_of(calls_of(code)) == segments_of(calls_of_graph(gm))
+
+
+def test_the_pass_before_may_leave_nodes_in_any_order(mesh, codes):
+    def disordered(graph):
+        first = next(node for node in graph.nodes if node.op == "call_function")
+        next(iter(first.users)).append(first)
+
+    own = apsched.inductor_pass(**QUICK)
+    with config.patch(post_grad_custom_post_pass=with_custom_pass(disordered, own)):
+        step_of(shard(layers(), mesh), "inductor", torch.ones(4, WIDTH))()
+    assert [result.problem.name for result in own.results] == ["forward", "backward"]
 
 
 def test_the_pass_alone_refuses_bitwise_mode_for_want_of_names(mesh, codes):

@@ -116,8 +116,8 @@ def test_all_reduces_of_ddp_in_a_graph_share_launches_and_keep_their_bits(tmp_pa
     """docs/integrations.md: the mode of DDP that leaves its all-reduces to the graph."""
     worker = WORKERS / "training/ddp_graph_worker.py"
     reports = run_processes(worker, tmp_path / "two", 2, timeout_s=300)
-    for report in reports:
+    for report in [of_one for of_rank in reports for of_one in of_rank.values()]:
         assert report["scheduled"] == report["plain"], "bit for bit"
         ((num_collectives, num_launches),) = report["launches"]
-        assert num_collectives == 6
-        assert num_launches < 4, "torch puts a copy behind each, which goes with its wait"
+        assert num_collectives == 4
+        assert num_launches < 3, "torch puts a copy behind each, which goes with its wait"

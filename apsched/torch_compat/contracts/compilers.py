@@ -174,12 +174,30 @@ def _inductor_partition() -> None:
     torch._dynamo.reset()
 
 
+@contract("sort_nodes")
+def _sort_nodes() -> None:
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + x.cos()
+
+    graph = make_fx(summed)(torch.ones(2)).graph
+    _, sine, cosine, *_ = nodes = list(graph.nodes)
+    cosine.append(sine)
+    last = nodes[-1].prev
+    nodes[0].append(last)
+    private.sort_nodes(graph)
+    expect(
+        list(graph.nodes) == [nodes[0], cosine, sine, *nodes[3:]],
+        "a node moves behind its inputs, and the others keep their order",
+    )
+
+
 @contract("custom_passes", "inductor_setting", "passes_in_a_row", "with_custom_pass")
 def _settings() -> None:
     for name in (
         "post_grad_custom_post_pass",
         "joint_custom_pre_pass",
         "reorder_for_compute_comm_overlap",
+        "_fuse_ddp_communication",
         "allow_buffer_reuse",
     ):
         from torch._inductor import config
