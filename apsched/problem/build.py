@@ -323,10 +323,10 @@ def _sources(start: int, predecessors: tuple[tuple[int, ...], ...]) -> set[int]:
     """Return the nearest nodes that ``start`` depends on: the gradient, and the tensor that DDP
     copies its sum into.
     """
-    found, level = set[int](), [start]
+    found, level = set[int](), {start}
     for _ in range(_FARTHEST_SOURCE):
-        level = [p for node in level for p in predecessors[node] if p not in found]
-        found.update(level)
+        level = {p for node in level for p in predecessors[node]} - found
+        found |= level
     return found
 
 
