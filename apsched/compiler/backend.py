@@ -136,7 +136,8 @@ class Backend:
         """Return the settings that Inductor needs, for forward and for backward, which is compiled
         later.
         """
-        for name, value in switched_on().items():
+        shown = switched_on() if process_rank() == 0 else {}
+        for name, value in shown.items():
             logger.warning(
                 "Inductor's %s is off in graphs that apsched compiles (it was %r): it would undo"
                 " the schedule",
