@@ -305,8 +305,9 @@ def _step_of(setting: Setting, graphs: Sequence[LoadedGraph], progress: Progress
     if len(graphs) == 1 and graphs[0].apart:
         (joint,) = under_plan(graphs, request)
         return JointStep.of(joint, request, progress)
-    step = Step.of(under_plan(pair_of(graphs), request), request, progress)
     several = setting.num_micro_batches > 1
+    pair = pair_of(graphs, "--accumulate" if several else "--keep")
+    step = Step.of(under_plan(pair, request), request, progress)
     return Accumulation.of(step, setting.num_micro_batches) if several else step
 
 

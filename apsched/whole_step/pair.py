@@ -360,21 +360,22 @@ def exceeds(graph: LoadedGraph, caps: Caps) -> bool:
     return memory_bound_of_any_order(orders, max_move) > cap_bytes
 
 
-def pair_of(graphs: Iterable[LoadedGraph]) -> Graphs:
+def pair_of(graphs: Iterable[LoadedGraph], stated: str = "") -> Graphs:
     """Return ``graphs`` as forward and backward; ``InputError`` where they are not that, or come
-    without FX graphs.
+    without FX graphs, which begins with the option that was ``stated``.
     """
+    stated = f"{stated}: " if stated else ""
     graphs = tuple(graphs)
     if any(graph.captured is None for graph in graphs):
         raise InputError(
-            "expected forward and backward as FX graphs, since kept parameters, a frontier of the"
-            " step and accumulation change both, found a graph file; solve the source that it was"
-            " made of, or the file without these options"
+            f"{stated}expected forward and backward as FX graphs, since kept parameters, a frontier"
+            " of the step and accumulation change both, found a graph file; solve the source that"
+            " it was made of, or the file without these options"
         )
     if [direction_named(g.problem.name) for g in graphs] != ["forward", "backward"]:
         raise InputError(
-            "expected one forward and one backward graph, since kept parameters, a frontier of the"
-            " step and accumulation change both, found"
+            f"{stated}expected one forward and one backward graph, since kept parameters, a"
+            " frontier of the step and accumulation change both, found"
             f" {', '.join(g.problem.name for g in graphs)}; solve both graphs as one source, or"
             " these without such options"
         )

@@ -196,7 +196,9 @@ def test_table_and_report_name_values_alike(run: Run, debug_graphs: dict[str, Pa
         ("mesh=fsdp=2", "is a graph file; leave --mesh out (stated by --vary mesh)"),
         ("cluster=h100,foo", "foo"),
         ("costs=nope", "nope"),
+        ("keep=all", "--keep: expected forward and backward as FX graphs"),
         ("keep=all", "(stated by --vary keep)"),
+        ("accumulate=2", "--accumulate: expected forward and backward as FX graphs"),
     ],
 )
 def test_a_refused_study_leaves_no_files(
