@@ -362,7 +362,7 @@ def exceeds(graph: LoadedGraph, caps: Caps) -> bool:
 
 def pair_of(graphs: Iterable[LoadedGraph], stated: str = "") -> Graphs:
     """Return ``graphs`` as forward and backward; ``InputError`` where they are not that, or come
-    without FX graphs, which begins with the option that was ``stated``.
+    without FX graphs. It begins with ``stated``, the option that asks for both.
     """
     stated = f"{stated}: " if stated else ""
     graphs = tuple(graphs)

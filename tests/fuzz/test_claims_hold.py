@@ -131,3 +131,13 @@ def test_the_cases_have_what_they_are_for() -> None:
     ):
         assert len(some) >= 15
     assert {caps.max_compute_move for _, caps in cases} == {0, 1, 2, 200, None}
+    copied = [random_case(seed, copied=0.9)[0] for seed in range(200)]
+    assert sum(map(_finishes_into_its_input, copied)) >= 15
+    assert not any(map(_finishes_into_its_input, problems))
+
+
+def _finishes_into_its_input(problem: Problem) -> bool:
+    """Whether an epilogue reads the input of its reduction."""
+    return any(
+        set(c.epilogue) & set(problem.storages[c.input_storage].uses) for c in problem.collectives
+    )
