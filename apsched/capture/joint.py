@@ -2,9 +2,7 @@
 compiler gets them.
 """
 
-import gc
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +14,7 @@ from apsched.capture.captured import Capture, CapturedGraph, SavedBytes
 from apsched.capture.fake_values import with_missing_values
 from apsched.capture.module_stack import recorded_modules, shared_modules_named_once
 from apsched.fx.chains import mark_chains
+from apsched.fx.graph_copies import with_graph
 from apsched.fx.passes.checkpointing import saved_bytes
 from apsched.fx.passes.lists import joint_passes
 from apsched.fx.passes.parameters import parameter_names
@@ -27,6 +26,7 @@ from apsched.fx.passes.partition_replay import (
 )
 from apsched.fx.passes.roles import classify
 from apsched.fx.passes.run_passes import PassList, run_passes
+from apsched.graph.garbage import rare_garbage_collection
 from apsched.progress import working_on
 from apsched.torch_compat.graphs import is_parameter_or_buffer, process_group_names
 from apsched.torch_compat.partition import partitioned_graphs
@@ -87,11 +87,7 @@ def capture_module(
     def unprepared(joint: GraphModule) -> GraphModule:
         return run_passes(joint, (*passes, classify())).module
 
-    with (
-        recorded_modules(module),
-        shared_modules_named_once(module),
-        _rare_garbage_collection(),
-    ):
+    with recorded_modules(module), shared_modules_named_once(module), rare_garbage_collection():
         forward, backward, num_outputs = partitioned_graphs(
             module,
             inputs,
@@ -111,6 +107,7 @@ def capture_module(
     graphs = [replace(first, has_backward=backward is not None)]
     if backward is not None:
         backward = with_missing_values(backward)  # torch makes nodes without: those of generators
+        backward = with_graph(backward, backward.graph, like=forward)  # its code is made late, too
         graphs.append(
             _captured("backward", backward, kept=passed_through(forward.graph, backward.graph))
         )
@@ -123,17 +120,6 @@ def _saves(joint: GraphModule) -> list[Node]:
     """Return the values to save that an earlier partition chose; the partition begins here."""
     working_on(f"partition of {len(joint.graph.nodes)} nodes", is_long=True)
     return replayed_saves(joint.graph.nodes)
-
-
-@contextmanager
-def _rare_garbage_collection() -> Iterator[None]:
-    """Collect less often: a trace makes millions of objects that live until its end."""
-    thresholds = gc.get_threshold()
-    gc.set_threshold(200_000, *thresholds[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
 
 
 def _captured(name: str, module: GraphModule, *, kept: Iterable[Node]) -> CapturedGraph:

@@ -72,7 +72,7 @@ class ClusterCostModel:
         """Return ``free`` for a node that takes no time, else ``formula``: where :meth:`compute_us`
         comes from.
         """
-        return "formula" if self.compute_us(node) else "free"
+        return "formula" if self._roofline.takes_time(node) else "free"
 
     def collective_source(self, kind: str, group_name: str, group_size: int) -> str:
         """Return ``table`` or ``formula``: where :meth:`collective_us` comes from."""

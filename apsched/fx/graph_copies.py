@@ -26,11 +26,13 @@ def copied_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
     return copy
 
 
-def with_graph(module: GraphModule, graph: torch.fx.Graph) -> GraphModule:
-    """Return a module with ``graph``, compiled (at the first call, where ``module`` is, too); the
-    rest is that of ``module``.
+def with_graph(
+    module: GraphModule, graph: torch.fx.Graph, like: GraphModule | None = None
+) -> GraphModule:
+    """Return a module with ``graph``, compiled (at the first call, where ``like``, by default
+    ``module``, is, too); the rest is that of ``module``.
     """
-    cls = graph_module_like(module)
+    cls = graph_module_like(like or module)
     made: GraphModule = cls(module, graph, class_name=type(module).__name__)
     made.meta, made.shape_env = dict(module.meta), module.shape_env
     return made

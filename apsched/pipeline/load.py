@@ -11,6 +11,7 @@ import networkx as nx
 
 from apsched.costs.clusters.cluster import Cluster, load_cluster
 from apsched.errors import InputError
+from apsched.graph.garbage import rare_garbage_collection
 from apsched.graph.reprice import repriced, unmatched
 from apsched.pipeline.assumptions import check_hints
 from apsched.pipeline.cost_choice import (
@@ -168,6 +169,7 @@ def opening(request: SourceRequest, progress: Progress) -> Iterator[tuple[Opened
         yield source, took["seconds"]
 
 
+@rare_garbage_collection()
 def loaded_graph(
     captured: "CapturedGraph",
     cost_model: "CostModel",

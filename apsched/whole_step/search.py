@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain, product
 
 from apsched.errors import SelfCheckError
+from apsched.graph.garbage import rare_garbage_collection
 from apsched.names import block_of, name_of
 from apsched.names import in_node as in_node_entry
 from apsched.problem.problem import Problem
@@ -127,6 +128,7 @@ def solve_choice(step: Step, request: KeepRequest, label: str = "--keep") -> Ste
     )
 
 
+@rare_garbage_collection()
 def solve_step(step: Step) -> StepAnswer:
     """Return the fastest choice found, never slower than one that people make and that fits: each
     of these is solved, or excluded by its bound, as far as :attr:`StepAnswer.bound` holds.
@@ -180,7 +182,7 @@ class _Search:
         self._order = [alike for unit in self._units for alike in unit]
         self._entry_bytes = step.entry_bytes
         self._cap_bytes = min((cap for cap in step.cap_bytes if cap is not None), default=None)
-        self.bound = _least_bound(bounds)
+        self.bound = min((b.over_choices() for b in bounds), key=lambda bound: bound.ticks)
         self._saved = [bound.saved_ticks for bound in bounds]
         self._enough = self.bound.ticks * (1 + step.request.options.time_slack / 2)
 
@@ -463,10 +465,6 @@ def _least_prices(step: Step) -> Prices:
     pairs = [step.least, step.under(step.most), *made]
     forward, backward = (least_prices(pair[k].problem for pair in pairs) for k in (0, 1))
     return forward, backward
-
-
-def _least_bound(bounds: Sequence[StepBound]) -> TimeBound:
-    return min((bound.over_choices() for bound in bounds), key=lambda bound: bound.ticks)
 
 
 def _bounds(step: Step, prices: Prices) -> list[StepBound]:

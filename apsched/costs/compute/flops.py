@@ -97,20 +97,17 @@ def count_flops(node: torch.fx.Node, arguments: Mapping[str, Any], result: objec
 def _registered_flops(
     formula: Any, node: torch.fx.Node, arguments: Mapping[str, Any], result: object
 ) -> int:
-    """Call a formula of the registry: those that torch wraps take shapes, so plain tuples suffice;
-    the others take tensors.
+    """Call a formula of the registry: one that torch wraps takes shapes, with that of the result as
+    ``out_shape`` (torch/utils/flop_counter.py, shape_wrapper); the others take tensors.
     """
-    takes_shapes = hasattr(formula, "__wrapped__")
-    values = [(_shapes(value) if takes_shapes else value) for value in arguments.values()]
+    of_shapes = getattr(formula, "__wrapped__", None)
+    values = [value if of_shapes is None else _shapes(value) for value in arguments.values()]
+    positional = values[: len(node.args)]
     keywords = dict(zip(node.kwargs, values[len(node.args) :], strict=True))
     try:
-        return size_hint(
-            formula(
-                *values[: len(node.args)],
-                **keywords,
-                out_val=_shapes(result) if takes_shapes else result,
-            )
-        )
+        if of_shapes is not None:
+            return size_hint(of_shapes(*positional, **keywords, out_shape=_shapes(result)))
+        return size_hint(formula(*positional, **keywords, out_val=result))
     except (AssertionError, TypeError, ValueError, IndexError) as error:
         raise InputError(
             f"cannot count the operations of node {node.name!r} ({node.target}): torch's formula"

@@ -91,8 +91,8 @@ class Share:
 
 
 @dataclass(slots=True)
-class _Fusion:
-    """Everything about a graph that decides kernels."""
+class Fusion:
+    """Everything about a graph that decides kernels, as :func:`fuse` finds it."""
 
     free: set[torch.fx.Node]
     level: dict[torch.fx.Node, int]
@@ -111,22 +111,24 @@ class _Fusion:
     """
 
 
-def fused_kernels(graph: torch.fx.Graph) -> list[list[torch.fx.Node]]:
+def fused_kernels(graph: torch.fx.Graph, fusion: Fusion | None = None) -> list[list[torch.fx.Node]]:
     """Return the nodes of every kernel of two or more, each in graph order; an inlined node is in
-    the first that needs it.
+    the first that needs it. ``fusion`` is that of ``graph`` where it is known.
     """
-    return _kernels(graph, _fuse(graph))
+    return _kernels(graph, fusion or fuse(graph))
 
 
-def fused_shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:
+def fused_shares(graph: torch.fx.Graph, fusion: Fusion | None = None) -> dict[torch.fx.Node, Share]:
     """Return the share of every fusible node that is in a kernel with another, inlined ones among
     them; the rest is priced alone.
     """
-    fusion = _fuse(graph)
+    fusion = fusion or fuse(graph)
     return _shares(fusion, fusion.fusible, fusion.kernel)
 
 
-def shares_if_cut(graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.Node, Share | None]]:
+def shares_if_cut(
+    graph: torch.fx.Graph, fusion: Fusion | None = None
+) -> dict[torch.fx.Node, dict[torch.fx.Node, Share | None]]:
     """Return for each node before which its kernel may be cut the shares that written nodes then
     have; ``None``: the node is priced alone.
 
@@ -134,7 +136,7 @@ def shares_if_cut(graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.No
     its piece, a value needed outside of the kernel is needed outside of the piece, and the first
     node of the kernel is the first of a piece. Long kernels stay whole.
     """
-    fusion = _fuse(graph)
+    fusion = fusion or fuse(graph)
     cuts: dict[torch.fx.Node, dict[torch.fx.Node, Share | None]] = {}
     for nodes in _kernels(graph, fusion):
         written = [node for node in nodes if node in fusion.kernel]
@@ -155,7 +157,7 @@ def shares_if_cut(graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.No
 
 
 def _shares_in_two(
-    fusion: _Fusion, written: list[torch.fx.Node], later: frozenset[torch.fx.Node]
+    fusion: Fusion, written: list[torch.fx.Node], later: frozenset[torch.fx.Node]
 ) -> dict[torch.fx.Node, Share | None]:
     """Return the shares of the ``written`` nodes of one kernel where ``later`` ones are apart from
     the others.
@@ -166,7 +168,7 @@ def _shares_in_two(
     return {node: shares.get(node) for node in written}
 
 
-def _kernels(graph: torch.fx.Graph, fusion: _Fusion) -> list[list[torch.fx.Node]]:
+def _kernels(graph: torch.fx.Graph, fusion: Fusion) -> list[list[torch.fx.Node]]:
     rank = {node: k for k, node in enumerate(graph.nodes)}
     kernel_of = dict(fusion.kernel)
     for node in reversed(fusion.fusible):
@@ -183,7 +185,7 @@ def _kernels(graph: torch.fx.Graph, fusion: _Fusion) -> list[list[torch.fx.Node]
 
 
 def _shares(
-    fusion: _Fusion, nodes: Iterable[torch.fx.Node], kernel: Mapping[torch.fx.Node, torch.fx.Node]
+    fusion: Fusion, nodes: Iterable[torch.fx.Node], kernel: Mapping[torch.fx.Node, torch.fx.Node]
 ) -> dict[torch.fx.Node, Share]:
     """Return the shares of ``nodes``, whole kernels in the order of ``fusion.fusible``, where
     ``kernel`` says who is in which.
@@ -222,7 +224,7 @@ def _bytes_of(node: torch.fx.Node) -> int:
     return sum(map(touched_bytes, tensors_in(value_of(node))))
 
 
-def _takes_inlined(node: torch.fx.Node, fusion: _Fusion) -> bool:
+def _takes_inlined(node: torch.fx.Node, fusion: Fusion) -> bool:
     sources = (_behind_views(taken, fusion.free) for taken in node.all_input_nodes)
     return any(source in fusion.reads and source not in fusion.kernel for source in sources)
 
@@ -230,7 +232,7 @@ def _takes_inlined(node: torch.fx.Node, fusion: _Fusion) -> bool:
 def _is_needed_outside(
     node: torch.fx.Node,
     own_kernel: torch.fx.Node,
-    fusion: _Fusion,
+    fusion: Fusion,
     kernel: Mapping[torch.fx.Node, torch.fx.Node],
 ) -> bool:
     """Say whether anything but the kernel ``own_kernel`` takes the result of ``node``, directly
@@ -249,7 +251,8 @@ def _is_needed_outside(
     return False
 
 
-def _fuse(graph: torch.fx.Graph) -> _Fusion:
+def fuse(graph: torch.fx.Graph) -> Fusion:
+    """Return everything that decides the kernels of ``graph``."""
     free = {node for node in graph.nodes if _is_free(node)}
     level, fusible = _levels(graph, free)
     chosen = set(fusible)
@@ -269,7 +272,7 @@ def _fuse(graph: torch.fx.Graph) -> _Fusion:
             inlined.add(node)
         else:
             written.append(node)
-    fusion = _Fusion(
+    fusion = Fusion(
         free=free,
         level=level,
         fusible=fusible,
@@ -282,7 +285,7 @@ def _fuse(graph: torch.fx.Graph) -> _Fusion:
 
 
 def _join(
-    fusion: _Fusion,
+    fusion: Fusion,
     nodes: list[torch.fx.Node],
     parent: dict[torch.fx.Node, torch.fx.Node],
     piece: Callable[[torch.fx.Node], object],

@@ -8,15 +8,16 @@ them (``apsched.costs.compute.fusion``), or, with ``fused=False``, every node as
 own, as eager execution and ``aot_eager`` run it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 
 from apsched.costs.clusters.cluster import Cluster, Device
 from apsched.costs.compute.efficiency import attention_efficiency, product_efficiency
 from apsched.costs.compute.flops import count_flops, is_attention, is_grouped
-from apsched.costs.compute.fusion import Share, fused_shares, shares_if_cut
+from apsched.costs.compute.fused_graph import fused_graph
+from apsched.costs.compute.fusion import Share
 from apsched.costs.compute.traffic import (
     COLLECTIVE_NAMESPACES,
     op_name,
@@ -49,6 +50,20 @@ class Roofline:
         Raises ``InputError`` for a node without ``meta["val"]``, and for calls of modules and
         methods, which hide operators.
         """
+        return self._price_us(node, self._alone_us)
+
+    def takes_time(self, node: torch.fx.Node) -> bool:
+        """Return whether :meth:`compute_us` is above 0; it counts no operations for that, unless
+        a kernel of no work takes no time on the device.
+        """
+        if self.cluster.device.kernel_us > 0:
+            return self._price_us(node, lambda *_: self.cluster.device.kernel_us) > 0
+        return self.compute_us(node) > 0
+
+    def _price_us(self, node: torch.fx.Node, alone_us: Callable[..., float]) -> float:
+        """Return the time of ``node``; ``alone_us``, called as :meth:`_alone_us` is, prices a node
+        that is a kernel of its own.
+        """
         if node.op in ("placeholder", "get_attr", "output"):
             return 0.0
         if node.op != "call_function":
@@ -62,9 +77,9 @@ class Roofline:
         arguments, result = bound_arguments(node), result_of(node)
         if touches_nothing(node.target, arguments, result):
             return 0.0
-        if self.fused and (share := _shares(node.graph).get(node)) is not None:
+        if self.fused and (share := fused_graph(node.graph).shares.get(node)) is not None:
             return self._share_us(share)
-        return self._alone_us(node, name, arguments, result)
+        return alone_us(node, name, arguments, result)
 
     def cut_us(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.Node, float]]:
         """Return for each node before which a kernel of ``graph`` may be cut the times that its
@@ -72,7 +87,7 @@ class Roofline:
         """
         return {
             first: {node: self._piece_us(node, share) for node, share in shares.items()}
-            for first, shares in (shares_if_cut(graph) if self.fused else {}).items()
+            for first, shares in (fused_graph(graph).shares_if_cut if self.fused else {}).items()
         }
 
     def _piece_us(self, node: torch.fx.Node, share: Share | None) -> float:
@@ -119,19 +134,6 @@ class Roofline:
             + 2 * cloned_bytes / self.cluster.device.memory_bytes_per_us
             + self.cluster.device.kernel_us
         )
-
-
-_known_shares: WeakKeyDictionary[torch.fx.Graph, tuple[int, dict[torch.fx.Node, Share]]] = (
-    WeakKeyDictionary()
-)
-
-
-def _shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:
-    """Return the shares of ``graph``, found once for as long as it has as many nodes."""
-    known = _known_shares.get(graph)
-    if known is None or known[0] != len(graph.nodes):
-        known = _known_shares[graph] = (len(graph.nodes), fused_shares(graph))
-    return known[1]
 
 
 def peak_tflops(device: Device, dtype: torch.dtype, *, allow_tf32: bool) -> float:

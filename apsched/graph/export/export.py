@@ -9,7 +9,7 @@ import torch
 from apsched.capture.captured import CapturedGraph
 from apsched.costs.checked import checked
 from apsched.costs.clusters.cluster import Cluster
-from apsched.costs.compute.fusion import fused_kernels
+from apsched.costs.compute.fused_graph import fused_graph
 from apsched.costs.compute.node_operation import node_operation
 from apsched.costs.model import CostModel, cut_us
 from apsched.costs.price_curve import PriceCurve
@@ -142,7 +142,7 @@ def _records(
     runs = directions(captured, analysis.nodes)
     kernels = {
         node: analysis.rank_of[nodes[0]]
-        for nodes in fused_kernels(captured.module.graph)
+        for nodes in fused_graph(captured.module.graph).kernels
         for node in nodes
     }
     records = []
