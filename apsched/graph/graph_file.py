@@ -167,7 +167,8 @@ def _parse(data: bytes) -> Any:
     if not data.startswith(GZIP_MAGIC):
         raise InputError(
             "expected a graph file of apsched, found something else (not gzip); write one with"
-            " `apsched capture`"
+            " `apsched capture`, which also reads the files of a job with TORCH_TRACE=DIR or"
+            " TORCH_COMPILE_DEBUG=1"
         )
     try:
         content = orjson.loads(unpacked(data))

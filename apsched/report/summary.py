@@ -17,7 +17,7 @@ from apsched.report.answer.account import account_table
 from apsched.report.assumed_sizes import assumed_text
 from apsched.report.binding import binds_line, path_json
 from apsched.report.robustness import robustness_json, robustness_line, robustness_table
-from apsched.report.table import console, plain_table, result_json
+from apsched.report.table import console, hanging, plain_table, result_json
 from apsched.schedule.analysis.metrics import without_buckets_ticks
 from apsched.schedule.analysis.moved_compute import furthest_move, moved_compute
 from apsched.schedule.result import IN_A_ROW, Infeasibility, Score, TradeOff
@@ -425,10 +425,13 @@ def print_solved(
     print_files(written, stdout)
 
 
-def print_notes(notes: Sequence[str], results: Sequence[Result], stdout: TextIO) -> None:
-    """Print the notes on costs, and those of each result."""
+def print_notes(
+    notes: Sequence[str], results: Sequence[Result], stdout: TextIO, *, columns: int | None = None
+) -> None:
+    """Print the notes on costs, and those of each result, in lines of at most ``columns``."""
     for note in (*notes, *(note for result in results for note in result.notes)):
-        console(stdout).print(f"note: {note}", markup=False)
+        text = f"note: {note}"
+        console(stdout).print(text if columns is None else hanging(text, columns), markup=False)
 
 
 def print_files(written: Sequence[Path], stdout: TextIO) -> None:

@@ -305,6 +305,17 @@ def test_both_themes_and_no_request(browser: "Browser", path: Path, theme: str) 
     page.close()
 
 
+@pytest.mark.parametrize("width", [320, 400])
+def test_a_narrow_window_needs_no_sideways_scroll(
+    browser: "Browser", path: Path, width: int
+) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    OpenedSource(page, path)
+    page.eval_on_selector("nav", "nav => nav.prepend(nav.firstElementChild.cloneNode(true))")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()
+
+
 def test_headings_labels_and_tables_for_who_cannot_see_pictures(opened: OpenedSource) -> None:
     """Each picture and button has a name, each column a head, and headings go down one level at a
     time.

@@ -35,7 +35,7 @@ def test_a_file_of_which_nothing_matches_is_noted(
     run: Run, debug_graphs: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "c.toml").write_bytes(dump_costs(costs(transfers(64, 8))))
-    for command in ("solve", "compare"):
+    for command in ("solve", "compare", "explain", "audit"):
         ran = run(command, debug_graphs["backward"], "--costs", "c.toml", "--budget", "0")
         assert ran.code == 0, ran.stderr
         assert (
@@ -53,7 +53,11 @@ def test_a_capture_notes_it_too(run: Run, tmp_path: Path) -> None:
     model = ["llama3-debug", "--mesh", "fsdp=4", "--seq", "64", "--layers", "1"]
     ran = run("compare", *model, "--direction", "backward", "--costs", "c.toml", "--budget", "0")
     assert ran.code == 0, ran.stderr
-    assert "no price of c.toml matches: it has 0 operations" in " ".join(ran.stdout.split())
+    note = "note: no price of c.toml matches: it has 0 operations"
+    assert note in " ".join(ran.stdout.split())
+    ran = run("capture", *model, "--costs", "c.toml", "-o", "step.graph")
+    assert ran.code == 0, ran.stderr
+    assert note in " ".join(ran.stdout.split())
 
 
 def test_one_operation_or_launch_matches(debug_graphs: dict[str, Path]) -> None:

@@ -104,6 +104,9 @@ def test_solve_a_directory(run: Run, tmp_path: Path) -> None:
     assert "backward-1: traced/torch_compile_debug/run_2026" in solved.stdout
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert {f"{name}.schedule.json" for name in NAMES} < written
+    captured = run("capture", "traced", "-o", "step.graph")
+    assert captured.code == 0, captured.stderr
+    assert "note: backward-1: traced/torch_compile_debug/run_2026" in captured.stdout
 
 
 def test_two_micro_batches_are_solved_from_the_command_line(run: Run) -> None:

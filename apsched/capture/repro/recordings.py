@@ -40,6 +40,8 @@ _RANK = re.compile(r"(?:dedicated_log_torch_trace_)?rank_?(\d+)(?:_.*)?")
 _DEBUG_DIRECTORY = re.compile(r"(.+)_(?:forward|backward|inference|joint)_\d+\.(\d{1,18})")
 _PARTS = re.compile(r"(\D+|^)(\d{0,18})")
 _RUN = re.compile(r"run_\d.*")
+_PROCESS = re.compile(rb"[A-Z]\d{4} \S+ (\d{1,18}) ")
+_PROCESS_OF_RUN = re.compile(r"run_\d.*-pid_(\d{1,18})")
 _COMMUNICATION = re.compile(r"torch\.ops\.(?:_?c10d_functional|_dtensor|c10d|symm_mem)\w*\.")
 _LACKING = re.compile(r"^ +self\.\w+ = <", re.MULTILINE)
 _GRAPH = re.compile(r"^class Repro\b.*?^(?=mod = Repro\(\))", re.MULTILINE | re.DOTALL)
@@ -112,22 +114,11 @@ def recorded_graphs(path: Path) -> Recordings:
     Compilations without a collective are left out where there are others. Raises InputError where
     there is no graph, or more than can be read.
     """
-    if path.is_dir():
-        files, notes = _of_one_process(path, tuple(_files_of_torch(path)))
-    else:
-        files, notes = (path,), ()
+    found = tuple(_files_of_torch(path)) if path.is_dir() else (path,)
+    files, notes = _of_one_process(path, found) if path.is_dir() else (found, ())
     graphs = _each_once(_runnable_first(tuple(_within_limit(path, files))))
     if not graphs:
-        solved = sorted(path.glob("*.graph")) if path.is_dir() else []
-        raise InputError(
-            f"{path}: expected graphs that torch wrote, found none; hand in "
-            + (
-                f"a graph file of this directory, such as {solved[0]}"
-                if solved
-                else "a directory of TORCH_COMPILE_DEBUG=1 (with Inductor), TORCH_TRACE or tlparse,"
-                " or one of its files"
-            )
-        )
+        raise _no_graph(path, tuple(file for file in found if file not in files))
     if len(graphs) > MAX_GRAPHS:
         raise InputError(
             f"{path}: expected at most {MAX_GRAPHS} graphs, found {len(graphs)}; hand in one of its"
@@ -142,7 +133,33 @@ def recorded_graphs(path: Path) -> Recordings:
         )
     elif len(kept) < len(graphs):
         notes += (f"left out, without a collective: {len(graphs) - len(kept)} graphs",)
+    logs = {graph.path for graph in kept or graphs if is_trace_log(Path(graph.path))}
+    if len(logs) > 1:
+        notes += (
+            f"graphs of {len(logs)} logs, each of another run or process, count as one step; for"
+            f" one of them hand in its log, such as {max(logs)}",
+        )
     return Recordings(graphs=kept or graphs, notes=notes)
+
+
+def _no_graph(path: Path, others: tuple[Path, ...]) -> InputError:
+    """Return the error for ``path`` without a graph; ``others`` are files of other process ranks or
+    runs, which were not read.
+    """
+    solved = sorted(path.glob("*.graph")) if path.is_dir() else []
+    if solved:
+        remedy = f"a graph file of this directory, such as {solved[0]}"
+    elif others:
+        remedy = f"the log or directory of another process rank or run, such as {others[0]}"
+    else:
+        remedy = (
+            "a directory of TORCH_COMPILE_DEBUG=1 (with Inductor), TORCH_TRACE or tlparse, or one"
+            " of its files"
+        )
+    where = " in the files of the lowest process rank and the newest run" if others else ""
+    return InputError(
+        f"{path}: expected graphs that torch wrote, found none{where}; hand in {remedy}"
+    )
 
 
 def _files_of_torch(folder: Path) -> Iterator[Path]:
@@ -195,14 +212,54 @@ def _of_one_process(
         notes.append(
             f"graphs of process rank {known[0]}; {others} other{'s' * (others > 1)} wrote here, too"
         )
+    known_processes = {_process_of_log(file) for file in files}
+    of_others = {_process_of_log(file) for file in ranks} - known_processes
+    return _of_newest_run(folder, files, of_others, tuple(notes))
+
+
+def _of_newest_run(
+    folder: Path, files: tuple[Path, ...], of_others: set[str], notes: tuple[str, ...]
+) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Return the files of the newest run of TORCH_COMPILE_DEBUG, which has a directory for each
+    process; ``of_others`` are the processes of other ranks. Logs of older runs are left out.
+    """
     runs = {file: _run_of(file.relative_to(folder)) for file in files}
     named = sorted({run for run in runs.values() if run})
-    if len(named) > 1:
-        files = tuple(file for file in files if runs[file] in ("", named[-1]))
-        others = len(named) - 1
+    if not named:
+        return files, notes
+    newest = [run for run in named if _process_of_run(run) not in of_others] or named
+    process = _process_of_run(newest[-1])
+    processes = {file: _process_of_log(file) for file in files}
+    has_log = process in processes.values()
+    files = tuple(
+        file
+        for file in files
+        if runs[file] in ("", newest[-1])
+        and not (has_log and is_trace_log(file) and processes[file] != process)
+    )
+    others = len(named) - 1
+    if others:
         are = "other runs are" if others > 1 else "other run is"
-        notes.append(f"graphs of {PurePath(named[-1]).name}; {others} {are} here")
-    return files, tuple(notes)
+        notes += (f"graphs of {PurePath(newest[-1]).name}; {others} {are} here",)
+    return files, notes
+
+
+def _process_of_log(file: Path) -> str:
+    """Return the number of the process that wrote a log; empty where it is not known."""
+    if not is_trace_log(file):
+        return ""
+    try:
+        with file.open("rb") as log:
+            match = _PROCESS.match(log.read(200))
+    except OSError:
+        return ""  # reading its graphs names the error
+    return match[1].decode() if match else ""
+
+
+def _process_of_run(run: str) -> str | None:
+    """Return the number of the process that has the directory ``run``; None where it has none."""
+    match = _PROCESS_OF_RUN.fullmatch(PurePath(run).name)
+    return match[1] if match else None
 
 
 def _rank_of(path: PurePath) -> int | None:

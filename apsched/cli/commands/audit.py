@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.pipeline.solve_graph import solve_graph
     from apsched.progress import Progress
     from apsched.report.audit import audit_json, audit_lines, audited, check_used, file_of
-    from apsched.report.summary import graph_json, print_table
+    from apsched.report.summary import graph_json, print_notes, print_table
     from apsched.report.table import console, print_json
     from apsched.what_if.chunked import line, what_if_chunked
     from apsched.whole_step.keep_request import of_direction, of_one_micro_batch
@@ -83,3 +83,4 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             out.print(text, markup=False)
     for result, parts in zip(results, chunked, strict=False):
         out.print(line(result.problem.name, parts), markup=False)
+    print_notes(source.notes, results, stdout)

@@ -41,6 +41,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.pipeline.load import loaded
     from apsched.pipeline.sources import member_path
     from apsched.progress import Progress
+    from apsched.report.summary import print_notes
     from apsched.report.table import print_json
 
     path = _graph_path(args.out)
@@ -89,6 +90,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             f" {show_bytes(saved.untagged)}",
             file=stdout,
         )
+    print_notes(source.notes, (), stdout)
 
 
 def _graph_path(out: str) -> Path:

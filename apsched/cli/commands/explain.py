@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from apsched.whole_step.one_more import MoreMemory
     from apsched.whole_step.solve import Answer, SolvedGraphs
 
+_COLUMNS = 140
+"""Of the longest line."""
+
 
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
@@ -82,7 +85,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         of_step = _step_json(solved.answer, more)
         print_json(stdout, source=args.source, cluster=source.cluster, graphs=says, **of_step)
     else:
-        _print(found, _step_lines(solved.answer, more), stdout)
+        _print(found, _step_lines(solved.answer, more), source.notes, stdout)
     refuse_infeasible(
         solved.results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=False
     )
@@ -137,10 +140,12 @@ def _relaxed(
 def _print(
     found: "Sequence[tuple[Result, tuple[Relaxed, ...]]]",
     step_lines: "Sequence[str]",
+    notes: "Sequence[str]",
     stdout: TextIO,
 ) -> None:
-    """Print the explanations, behind those of the step."""
+    """Print the explanations, behind those of the step, and the notes."""
     from apsched.report.explanation import print_binding, print_infeasible
+    from apsched.report.summary import print_notes
     from apsched.report.table import console
 
     out = console(stdout)
@@ -153,6 +158,7 @@ def _print(
             print_infeasible(out, result.problem.name, result.answer.infeasibility)
         else:
             print_binding(out, result, ones)
+    print_notes(notes, [result for result, _ in found], stdout, columns=_COLUMNS)
 
 
 def _step_lines(answer: "Answer | None", more: "MoreMemory | None") -> list[str]:

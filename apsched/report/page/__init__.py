@@ -47,9 +47,10 @@ _HINTS = {
     "frontier": "click a point: the baselines there",
 }
 _NO_STUDY = (
-    "Only the point of this run is known. `apsched study` with the options of this run, `--keep`"
-    " with its `kept.txt` (if there is one) and `--vary memory_cap=floor..none:20 -o STUDY` finds"
-    " the frontier, and `apsched report` with `--study STUDY` shows it here."
+    "Only the point of this run is known. <code>apsched study</code> with the options of this run,"
+    " <code>--keep</code> with its <code>kept.txt</code> (if there is one) and <code>--vary"
+    " memory_cap=floor..none:20 -o STUDY</code> finds the frontier, and <code>apsched report</code>"
+    " with <code>--study STUDY</code> shows it here."
 )
 
 
@@ -170,7 +171,7 @@ def _frontier_section(frontiers: Sequence[Frontier], run_points: Sequence[RunPoi
     known = {line.graph for line in frontiers}
     parts = []
     for f, name in enumerate(graph_names(frontiers, run_points)):
-        hint = f"<p>{escape(_NO_STUDY)}</p>" if name not in known else ""
+        hint = f"<p>{_NO_STUDY}</p>" if name not in known else ""
         points = [point for line in frontiers if line.graph == name for point in line.points]
         points += [one.point for one in run_points if one.graph == name]
         if len(points) == 1:

@@ -147,6 +147,56 @@ def test_graphs_of_one_process_rank_and_of_the_newest_run(tmp_path: Path) -> Non
     assert "1 other run is here" in found.notes[0]
 
 
+def test_logs_of_two_runs_in_one_directory_are_noted(tmp_path: Path) -> None:
+    """A job traced twice without a change counts once; a changed one counts in addition."""
+    name = "dedicated_log_torch_trace_rank_0_{}.log"
+    trace_log(tmp_path / name.format("a"), [(0, FORWARD)])
+    second = tmp_path / name.format("b")
+    trace_log(second, [(0, FORWARD)])
+    assert recorded_graphs(tmp_path).notes == ()
+    trace_log(second, [(0, WIDER)])
+    found = recorded_graphs(tmp_path)
+    assert len(found.graphs) == 2
+    assert found.notes == (
+        "graphs of 2 logs, each of another run or process, count as one step; for one of them hand"
+        f" in its log, such as {second}",
+    )
+
+
+def test_debug_directories_of_several_ranks(tmp_path: Path) -> None:
+    """TORCH_COMPILE_DEBUG=1 writes a run for each process rank, and a trace of each rank beside
+    the runs. The graphs of ranks may differ (each takes its own part of a gradient), and so do
+    those of an older run: the run of the lowest rank is taken by the process of its log.
+    """
+    older, own, other = "2026_01_02_03_04_05_1-pid_5", "2026_02_02-pid_6", "2026_02_03-pid_7"
+    logs = tmp_path / "torch_compile_debug" / "tlparse"
+    second = FORWARD.replace("4096", "8192")
+    for run, rank, process, text in (
+        (older, 0, 5, WIDER),
+        (own, 0, 6, FORWARD),
+        (other, 1, 7, second),
+    ):
+        graphs = {"model__0_forward_1.0": text}
+        debug_directory(tmp_path, graphs, f"torch_compile_debug/run_{run}")
+        log = logs / f"dedicated_log_torch_trace_rank_{rank}_{process}.log"
+        trace_log(log, [(0, text)], process=process)
+    found = recorded_graphs(tmp_path)
+    assert [graph.text for graph in found.graphs] == [FORWARD]
+    assert found.notes == (
+        "graphs of process rank 0; 1 other wrote here, too",
+        f"graphs of run_{own}; 2 other runs are here",
+    )
+
+
+def test_a_rank_without_graphs_names_the_log_of_another(tmp_path: Path) -> None:
+    (tmp_path / "dedicated_log_torch_trace_rank_0_a.log").write_text("")
+    other = tmp_path / "dedicated_log_torch_trace_rank_1_b.log"
+    trace_log(other, [(0, FORWARD)])
+    with pytest.raises(InputError, match="found none in the files of the lowest") as raised:
+        recorded_graphs(tmp_path)
+    assert str(raised.value).endswith(f"such as {other}")
+
+
 def test_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     debug_directory(tmp_path / "elsewhere", {"model__0_forward_1.0": FORWARD})

@@ -24,10 +24,11 @@ def trace_log(
     graphs: list[tuple[int, str]],
     printed: list[tuple[int, str, str]] | None = None,
     symbols: Mapping[str, int] | None = None,
+    process: int = 7,
 ) -> Path:
     """Write what TORCH_TRACE does, with torch's own formatter: each graph with the number of its
     frame. Of ``printed`` ones also the kind of record (``aot_forward_graph``); ``symbols`` are
-    sizes of frame 0.
+    sizes of frame 0. By default the process is that of RUN.
     """
     entries: list[tuple[dict[str, object], str | None]] = [({"str": ["job.py", 0]}, None)]
     for frame, text in graphs:
@@ -46,7 +47,7 @@ def trace_log(
     lines = []
     for metadata, payload in entries:
         record = logging.makeLogRecord({"levelname": "DEBUG", "pathname": "job.py", "msg": ""})
-        record.metadata, record.payload = metadata, payload
+        record.metadata, record.payload, record.process = metadata, payload, process
         lines.append(TorchLogsFormatter(trace=True).format(record))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
