@@ -183,9 +183,11 @@ def launches(graph: SolvedGraph) -> str:
         ),
         text=(10,),
     )
+    number = len(timeline.transfers)
+    head = "the only launch" if number == 1 else f"all {number} launches in order"
     return (
         f"<div class=wide>{_launches_by_kind(metrics)}</div>\n"
-        f"<details><summary>all {len(timeline.transfers)} launches in order{more}</summary>\n"
+        f"<details><summary>{head}{more}</summary>\n"
         '<div class="scroll" tabindex="0" role="region" aria-label="launches of'
         f' {escape(result.problem.name)}">{each}</div></details>'
     )

@@ -208,7 +208,8 @@ def bucketing_text(points: Sequence[Point]) -> str:
             pick(point.outcome.num_launches or 0 for point in points[points.index(found.stops) :])
             for pick in (min, max)
         )
-        launches = f"{fewest} launches" if fewest == most else f"{fewest} to {most} launches"
+        several = f"{fewest} to {most}" if fewest < most else f"{fewest}"
+        launches = f"{several} launch{'es' * (most != 1)}"
         from_there = (
             "without a cap"
             if found.stops.outcome.memory_cap_bytes is None

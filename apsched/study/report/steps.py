@@ -11,6 +11,7 @@ from apsched.pipeline.load import JOINT
 from apsched.quantities import show_bytes, show_us
 from apsched.study.report.across import Line
 from apsched.study.rows import Point
+from apsched.units import ticks_to_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +69,16 @@ def _step(labels: Mapping[str, str], points: Sequence[Point]) -> StepPoint:
     fits = all(point.step_time_us is not None for point in points)
     caps = (point.outcome.memory_cap_bytes for point in points)
     counts = [point.graph.in_step.num_micro_batches for point in points]
-    times_us = (count * (p.step_time_us or 0.0) for count, p in zip(counts, points, strict=True))
+    counted = [(count, p.outcome) for count, p in zip(counts, points, strict=True)]
+    step_ticks = sum(count * (outcome.step_ticks or 0) for count, outcome in counted)
     in_step = points[0].graph.in_step
     return StepPoint(
         labels=labels,
         num_micro_batches=points[0].described.get("accumulate", 1),
         memory_cap=points[0].memory_cap,
         memory_cap_bytes=min((cap for cap in caps if cap is not None), default=None),
-        step_time_us=sum(times_us) if fits else None,
-        bound_us=sum(count * p.bound_us for count, p in zip(counts, points, strict=True)),
+        step_time_us=ticks_to_us(step_ticks) if fits else None,
+        bound_us=ticks_to_us(sum(count * outcome.bound_ticks for count, outcome in counted)),
         peak_memory_bytes=max(p.outcome.peak_memory_bytes or 0 for p in points) if fits else None,
         kept_bytes=in_step.kept_bytes,
         kept=in_step.kept,

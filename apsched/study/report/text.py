@@ -8,7 +8,7 @@ from apsched.report.table import console, print_fitting
 from apsched.schedule.result import AS_CAPTURED
 from apsched.study.report.across import Line, along_text, alongs
 from apsched.study.report.binding import bindings, binds_text, bucketing_text, needs_text
-from apsched.study.report.frontier import GIB, fitting, least_memory, prices_ms_per_gib
+from apsched.study.report.frontier import fitting, least_memory, prices_ms_per_gib
 from apsched.study.report.steps import step_text, steps_of
 from apsched.study.rows import ANOTHER_CAP, SHORT_SEARCH, Point
 from apsched.study.worker import ALONG
@@ -36,7 +36,7 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
         *("memory cap", "step ms", "bound ms", "gap"),
         *(["captured ms"] if wide else []),
         *("baseline ms", "peak"),
-        *(["kept GiB"] if keeps else []),
+        *(["kept"] if keeps else []),
         "launches",
         *(["ms per GiB"] if priced else []),
     )
@@ -87,7 +87,7 @@ def mark(point: Point) -> str:
 
 def _cells(point: Point, *, wide: bool, keeps: bool) -> list[str]:
     outcome = point.outcome
-    kept = [f"{point.graph.in_step.kept_bytes / GIB:.2f}"] if keeps else []
+    kept = [show_bytes(point.graph.in_step.kept_bytes)] if keeps else []
     cap = "none" if outcome.memory_cap_bytes is None else show_bytes(outcome.memory_cap_bytes)
     if outcome.step_ticks is None:
         return [

@@ -20,7 +20,7 @@ from apsched.quantities import show_us
 from apsched.report.answer.first import best_baseline
 from apsched.report.page import report_page, run_title
 from apsched.report.page.columns import page_data
-from apsched.report.page.sections import figures
+from apsched.report.page.sections import figures, launches
 from apsched.report.stall_text import stalls
 from apsched.schedule.simulate import simulate
 from tests.conftest import Run
@@ -75,11 +75,24 @@ def test_the_tables_are_the_figures_of_the_run(page: str, debug_run: Path) -> No
             ]
             assert found, name
             assert found[0][5] == str(score["num_launches"])
-    launches = [row for row in cells.rows if len(row) == 11 and row[0].isdigit()]
-    assert len(launches) == sum(
+    rows = [row for row in cells.rows if len(row) == 11 and row[0].isdigit()]
+    assert len(rows) == sum(
         graph["num_launches"]
         for graph in json.loads((debug_run / "result.json").read_text())["graphs"]
     )
+
+
+def test_one_launch_is_named_as_such_and_text_has_no_backticks(solved: SolvedRun) -> None:
+    graph = solved.graphs[0]
+    timeline = graph.result.timeline
+    assert timeline is not None
+    once = replace(timeline, transfers=timeline.transfers[:1])
+    one = replace(graph, result=replace(graph.result, timeline=once))
+    assert "<summary>the only launch</summary>" in launches(one)
+    assert f"all {len(timeline.transfers)} launches in order" in launches(graph)
+    text = report_page(solved).decode().partition("<script")[0]
+    assert "<code>apsched study</code>" in text
+    assert "`" not in text
 
 
 def test_the_data_are_the_timelines(page: str, solved: SolvedRun) -> None:

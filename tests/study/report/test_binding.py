@@ -139,6 +139,8 @@ def test_where_more_bucketing_stops_paying() -> None:
         " no step without buckets is below 150.00 µs (proven); more bucketing no longer pays"
         " from 30.00 GiB on (3 to 4 launches)"
     )
+    once = [replace(p, outcome=replace(p.outcome, num_launches=1)) for p in FRONTIER]
+    assert bucketing_text(once).endswith("(1 launch)")
     said = frontier_json(FRONTIER, 0.02)
     assert said is not None
     assert said["bucketing"]["no_more_pays_from"] == "30"
