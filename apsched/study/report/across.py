@@ -129,7 +129,8 @@ def along_text(along: Along) -> str:
     """
     found = worths(along)
     parts = [
-        f"{worth.value}: {worth.num_launches} launches of {worth.num_collectives}"
+        f"{worth.value}: {worth.num_launches} launch{'es' * (worth.num_launches != 1)} of"
+        f" {worth.num_collectives}"
         + (f", at least {show_us(worth.saved_us)} saved" if worth.saved_us > 0 else "")
         for worth in found
     ]

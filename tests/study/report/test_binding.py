@@ -169,6 +169,8 @@ def test_what_buckets_are_worth_along_ranks_and_bucket_caps() -> None:
         == "buckets along mesh (backward, seq 2048): fsdp=8: 9 launches of 9; fsdp=64: 3 launches"
         " of 9, at least 30.00 µs saved; they pay not at fsdp=8"
     )
+    (once,) = alongs([line(mesh, point(None, 120, 1), "mesh") for mesh in ("fsdp=8", "fsdp=64")])
+    assert "fsdp=8: 1 launch of 9" in along_text(once)
     caps = [
         line(f"{k}MB", point(None, step, 5), "bucket_cap")
         for k, step in ((1, 160), (10, 130), (100, 129), (1000, 130))
