@@ -32,15 +32,22 @@ LATE = (
 
 
 def import_most() -> None:
-    """Import what most scripts import: all that public names of apsched need, and most of torch."""
+    """Import what most scripts import: all that public names of apsched need, and most of torch.
+
+    Asks for the vector instructions, too: Inductor compiles three programs to see which there are,
+    in each process rank with a cache of its own.
+    """
+    gc.disable()  # what modules hold is no garbage; collections would take a quarter of the time
     for name in (*MODULES, *LATE):
         importlib.import_module(name)
     apsched = importlib.import_module("apsched")
     for name in apsched.__all__:
         getattr(apsched, name)
     importlib.import_module("apsched.torch_compat.gloo").avoid_coalesced_gathers()
-    gc.freeze()  # what the modules hold; collections of garbage would take a tenth of the time
+    importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa()
+    gc.freeze()  # collections would take a tenth of the time of the process ranks
     gc.set_threshold(100_000, 20, 10)
+    gc.enable()
 
 
 def imported_main(script: Path) -> Callable[..., None]:
