@@ -125,6 +125,21 @@ def test_what_starts_processes_or_goes_by_the_clock_is_marked() -> None:
     assert [f for f, text in texts.items() if found.search(text) and not marked.search(text)] == []
 
 
+def test_the_mark_of_tests_alone_is_in_their_files() -> None:
+    """``.ci/run`` looks for it in the files of tests, and imports no others for these tests."""
+    mark = re.compile(r"\bmark\.alone\b")
+    other_ways = re.compile(
+        r"\badd_marker\(|from pytest import .*\bmark\b|= *pytest\.mark$", re.MULTILINE
+    )
+    for file in (ROOT / "tests").rglob("*.py"):
+        if file == Path(__file__):
+            continue
+        text = file.read_text()
+        if mark.search(text):
+            assert file.name.startswith("test_"), f"{file}: write the mark where the tests are"
+        assert not other_ways.search(text), f"{file}: expected pytest.mark.alone, in full"
+
+
 def test_the_version_is_said_once() -> None:
     assert SETUPTOOLS["dynamic"]["version"] == {"attr": "apsched.__version__"}
     assert f"## [{apsched.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
