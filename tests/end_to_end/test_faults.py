@@ -17,7 +17,7 @@ from benchmarks.execution.machine.slow_network import SlowNetwork, why_not
 from tests.helpers.processes import WORKERS, Interpreter, Job, interpreter
 
 pytestmark = [
-    pytest.mark.alone,
+    pytest.mark.ranks,
     pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}"),
 ]
 
