@@ -47,9 +47,19 @@ def layers() -> Capture:
     return with_joint_graph(captured_layers((32, 64, 128, 64)))
 
 
+KNOWN: dict[tuple[object, ...], tuple[object, ...]] = {}
+"""Joint graphs and answers that a test of this file asked for, behind what they were made of: the
+ids in a key are those of objects that live here.
+"""
+
+
 def joint_of(capture: Capture, prices: FlatPrices) -> LoadedGraph:
-    *apart, joint = loaded_layers(capture, prices)
-    return with_apart(joint, apart)
+    """Return the joint graph at these prices, made once: tests only read it."""
+    key = (id(capture), id(prices))
+    if key not in KNOWN:
+        *apart, joint = loaded_layers(capture, prices)
+        KNOWN[key] = (capture, prices, with_apart(joint, apart))
+    return KNOWN[key][-1]
 
 
 def posed(
@@ -80,11 +90,18 @@ def solved(
     second_group: bool = False,
     budget: float = 0.0,
 ) -> JointAnswer:
-    graph, request = posed(joint, cap, plan, second_group=second_group, budget=budget)
-    progress = Progress(quiet=True)
-    if keep.mode != AUTO:
-        return solve_stated(graph, request, keep, progress)
-    return solve_joint(JointStep.of(graph, request, progress))
+    """Return the answer, solved once: several tests compare the same ones."""
+    key = (id(joint), keep, cap or MemoryCap(), plan or Plan(), second_group, budget)
+    if key not in KNOWN:
+        graph, request = posed(joint, cap, plan, second_group=second_group, budget=budget)
+        progress = Progress(quiet=True)
+        KNOWN[key] = (
+            joint,
+            solve_stated(graph, request, keep, progress)
+            if keep.mode != AUTO
+            else solve_joint(JointStep.of(graph, request, progress)),
+        )
+    return KNOWN[key][-1]
 
 
 def stated(*names: str) -> KeepRequest:
