@@ -42,7 +42,7 @@ _RESULTS = Path(__file__).resolve().parents[1] / "results"
 _ON_NETWORKS = {"network": "networks", **{part: part for part in PARTS}}
 """Parts that run on networks -> key of their figures in the report."""
 _PARTS = (*_ON_NETWORKS, "device", "checks")
-_SMOKE = {"rates": "2000", "seq": "32", "rounds": "2", "budget": "0.05"}
+_SMOKE = {"rates": "2000", "seq": "32", "rounds": "2", "budget": "0.05", "once": True}
 _SMOKE_LAYERS = 2
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
@@ -114,8 +114,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--smoke",
         action="store_true",
-        help="whole steps of small size, about a minute; nothing is written without --out",
+        help="whole steps of small size, each measured once, about a minute; nothing is written"
+        " without --out",
     )
+    parser.set_defaults(once=False)  # whether what others disturb is measured once, too
     parser.add_argument(
         "-o",
         "--out",
@@ -164,7 +166,11 @@ def _networks(args: argparse.Namespace, part: str) -> Iterator[dict[str, Any]]:
         "budget": parse_number(args.budget, "--budget"),
     }
     if part in PARTS:
-        same |= {"part": part, "num_layers": _SMOKE_LAYERS if args.smoke else None}
+        same |= {
+            "part": part,
+            "once": args.once,
+            "num_layers": _SMOKE_LAYERS if args.smoke else None,
+        }
     processes, timeout_s = (
         parse_count(args.processes, "--processes", least=2),
         parse_count(args.timeout, "--timeout", least=1),

@@ -32,6 +32,7 @@ from apsched.models.training import run_step
 from apsched.problem.contention import Contention
 from benchmarks.execution.compute_only import without_collectives
 from benchmarks.execution.machine.load import (
+    MOST_TRIES,
     Load,
     everywhere,
     least_disturbed,
@@ -64,7 +65,10 @@ class Calibration:
     and predicted with the times of operators and messages in that round.
     """
 
-    def __init__(self, built: BuiltModel, capture: Capture, folder: Path) -> None:
+    def __init__(
+        self, built: BuiltModel, capture: Capture, folder: Path, *, most_tries: int = MOST_TRIES
+    ) -> None:
+        self._most_tries = most_tries
         self._built, self._capture, self._folder = built, capture, folder
         self._formulas = ClusterCostModel(CPU, capture.group_ranks)
         self._dags = [
@@ -76,7 +80,7 @@ class Calibration:
         graphs = list(zip(captured_modules(capture), self._dags, strict=True))
         with job() as here:
             self._measured, beside_measuring = least_disturbed(
-                lambda: here.measure(graphs, "cpu", CPU, fused=False).costs
+                lambda: here.measure(graphs, "cpu", CPU, fused=False).costs, most_tries
             )
         self.cores = [beside_measuring]
         """Cores that others kept busy during each part."""
@@ -121,7 +125,9 @@ class Calibration:
             for k in counted
         ]
         alone = profile_costs(self._dags, traces, CPU, "cpu").costs
-        queued, beside_queues = least_disturbed(lambda: with_queued_gathers(alone))
+        queued, beside_queues = least_disturbed(
+            lambda: with_queued_gathers(alone), self._most_tries
+        )
         self.cores += [fmean(self.steps[k][1] for k in counted), beside_queues]
         latency_us = fmean(transfers.points[0][1] for transfers in alone.transfers)
         return Found(

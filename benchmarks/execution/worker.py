@@ -191,20 +191,24 @@ def schedules(
 
 
 def by_turns(
-    steps: Mapping[str, Callable[[], object]], rounds: int, before_each: Callable[[], None]
+    steps: Mapping[str, Callable[[], object]],
+    rounds: int,
+    before_each: Callable[[], None],
+    *,
+    most_rounds: int | None = None,
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Return the times of every step by name, of the slowest process rank each, and the number of
     cores that others kept busy meanwhile.
 
     ``before_each`` is called before each round. A round runs each step twice, in changing order,
     and times the second run: in a job a step follows another like it, so caches and connections
-    hold the state of that step. More rounds follow, as many again at most, until each of ``steps``
-    has run ``rounds`` times undisturbed.
+    hold the state of that step. More rounds follow, ``most_rounds`` in all (default twice
+    ``rounds``), until each of ``steps`` has run ``rounds`` times undisturbed.
     """
     names = list(steps)
     times: dict[str, list[float]] = {name: [] for name in names}
     cores: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(-1, 2 * rounds):
+    for number in range(-1, 2 * rounds if most_rounds is None else most_rounds):
         if number >= rounds and all(
             sum(map(is_quiet, of_steps)) >= rounds for of_steps in cores.values()
         ):

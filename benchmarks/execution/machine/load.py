@@ -12,7 +12,8 @@ from typing import Any, Self, TypeVar
 import torch.distributed as dist
 
 Found = TypeVar("Found")
-_MOST_TRIES = 3
+MOST_TRIES = 3
+"""Of a measurement, until others disturb none."""
 
 QUIET_CORES = 0.15
 """A step during which others kept more cores busy than that is disturbed; the machine's clock ticks
@@ -83,15 +84,17 @@ def everywhere(mine: Any) -> list[Any]:
     return found
 
 
-def least_disturbed(measure: Callable[[], Found]) -> tuple[Found, float]:
+def least_disturbed(
+    measure: Callable[[], Found], most_tries: int = MOST_TRIES
+) -> tuple[Found, float]:
     """Return the least disturbed result of ``measure``, and the number of cores that others kept
-    busy. The function calls ``measure`` up to three times, until the others keep quiet.
+    busy. The function calls ``measure`` up to ``most_tries`` times, until the others keep quiet.
 
     Every process rank calls this. A calibration beside another program describes another machine:
     with a third of a core taken, its times of compute and transfers were a fifth too high.
     """
     best: tuple[Found, float] | None = None
-    for _ in range(_MOST_TRIES):
+    for _ in range(most_tries):
         before = Load.now()
         found = measure()
         cores = others_cores(everywhere(Load.now().since(before)))

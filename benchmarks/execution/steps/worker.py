@@ -26,7 +26,7 @@ from apsched.names import NEXT, SUM, mark_of
 from apsched.problem.contention import contention_json
 from benchmarks.execution.calibration import Calibration, Found
 from benchmarks.execution.machine import ordered_gloo
-from benchmarks.execution.machine.load import everywhere, undisturbed
+from benchmarks.execution.machine.load import MOST_TRIES, everywhere, undisturbed
 from benchmarks.execution.machine.steady import own_core
 from benchmarks.execution.steps.accumulate import AccumulatedRun, accumulated_runs
 from benchmarks.execution.steps.keep import keep_runs
@@ -51,7 +51,9 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     gc.disable()  # with one trace in memory a collection takes 0.3 s, in any step
     ordered_gloo.init(process_rank, world_size, f"file://{folder}/store", timedelta(seconds=600))
     built, capture = _captured(request, world_size)
-    calibration = Calibration(built, capture, folder)
+    calibration = Calibration(
+        built, capture, folder, most_tries=1 if request["once"] else MOST_TRIES
+    )
     for _ in range(WARM_UPS + request["profiled_steps"]):
         calibration.observe()
     first, solved_at = calibration.found(since=WARM_UPS), len(calibration.steps)
@@ -60,7 +62,10 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     same = {run.name: all(everywhere(is_same(run.run(), expected))) for run in runs}
     close = {run.name: all(everywhere(is_close(run.run(), expected))) for run in runs}
     times, cores = by_turns(
-        {run.name: run.run for run in runs}, request["rounds"], calibration.observe
+        {run.name: run.run for run in runs},
+        request["rounds"],
+        calibration.observe,
+        most_rounds=request["rounds"] if request["once"] else None,
     )
     meanwhile, counted = calibration.found(since=solved_at), counted_rounds(cores)
     report = {

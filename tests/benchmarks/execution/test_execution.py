@@ -147,7 +147,12 @@ def test_an_order_that_was_not_predicted_is_named():
 def test_a_calibration_that_others_disturbed_is_made_again(monkeypatch):
     monkeypatch.setattr(load, "everywhere", lambda mine: [mine])
     clock = itertools.count(1)
-    for busy, chosen, tries in (([0.0], 1, 1), ([0.5, 0.1], 2, 2), ([0.4, 0.9, 0.3, 0.5], 3, 3)):
+    for busy, chosen, tries, most in (
+        ([0.0], 1, 1, 3),
+        ([0.5, 0.1], 2, 2, 3),
+        ([0.4, 0.9, 0.3, 0.5], 3, 3, 3),
+        ([0.4, 0.1], 1, 1, 1),
+    ):
         seconds = iter(
             [
                 0.0,
@@ -164,7 +169,7 @@ def test_a_calibration_that_others_disturbed_is_made_again(monkeypatch):
 
         monkeypatch.setattr(Load, "now", now)
         made = itertools.count(1)
-        found, cores = load.least_disturbed(lambda made=made: next(made))
+        found, cores = load.least_disturbed(lambda made=made: next(made), most)
         assert (found, cores, next(made)) == (chosen, pytest.approx(min(busy[:tries])), tries + 1)
 
 
@@ -181,11 +186,19 @@ def test_steps_that_others_disturbed_do_not_count():
 
 
 @pytest.mark.parametrize(
-    ("busy", "rounds"), [((), 3), ((3,), 4), ((3, 5), 4), ((3, 4, 7), 6), (range(100), 6)]
+    ("busy", "most_rounds", "rounds"),
+    [
+        ((), None, 3),
+        ((3,), None, 4),
+        ((3, 5), None, 4),
+        ((3, 4, 7), None, 6),
+        (range(100), None, 6),
+        (range(100), 3, 3),
+    ],
 )
-def test_a_step_that_others_disturbed_is_run_again(monkeypatch, busy, rounds):
-    """Two schedules, three undisturbed steps of each asked for, at most six run. ``busy`` are timed
-    steps: the first two warm up, and every other round runs b first.
+def test_a_step_that_others_disturbed_is_run_again(monkeypatch, busy, most_rounds, rounds):
+    """Two schedules, three undisturbed steps of each asked for, at most six run, or as many as
+    stated. ``busy`` are timed steps: the first two warm up, and every other round runs b first.
     """
     monkeypatch.setattr(execution_worker, "timed_step", lambda *_: 1.0)
     monkeypatch.setattr(execution_worker, "everywhere", lambda mine: [mine])
@@ -198,5 +211,7 @@ def test_a_step_that_others_disturbed_is_run_again(monkeypatch, busy, rounds):
         "now",
         lambda: Load(machine_s=0.0, stolen_s=next(stolen_s), own_s=0.0, clock_s=next(clock_s)),
     )
-    times, _ = execution_worker.by_turns({name: lambda: None for name in "ab"}, 3, lambda: None)
+    times, _ = execution_worker.by_turns(
+        {name: lambda: None for name in "ab"}, 3, lambda: None, most_rounds=most_rounds
+    )
     assert {name: len(of_steps) for name, of_steps in times.items()} == {"a": rounds, "b": rounds}
