@@ -44,6 +44,14 @@ class _Assumed:
 
 
 _ASSUMED: WeakKeyDictionary[ShapeEnv, _Assumed] = WeakKeyDictionary()
+_CHANGES: list[int] = [0]
+
+
+def changes_of_assumed_sizes() -> int:
+    """Return how often :func:`assume` has changed a value: figures of sizes hold until the next
+    change.
+    """
+    return _CHANGES[0]
 
 
 def size_hint(size: Any) -> int:
@@ -123,7 +131,9 @@ def assume(
         if assumed is None or (assumed.stated, assumed.profiled) != (dict(stated), seen):
             assumed = _ASSUMED[env] = _Assumed(dict(stated), seen)
         assumed.known.clear()
+        before = dict(assumed.sizes)
         _decide(env, symbols, [_difference(env, *pair) for pair in pairs], assumed)
+        _CHANGES[0] += assumed.sizes != before
         result += [assumed.sizes[symbol] for symbol in symbols]
     return tuple(sorted(set(result), key=lambda size: _order(size.symbol)))
 

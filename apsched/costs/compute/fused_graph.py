@@ -12,6 +12,7 @@ from apsched.costs.compute.fusion import (
     fused_shares,
     shares_if_cut,
 )
+from apsched.torch_compat.sizes import changes_of_assumed_sizes
 
 _FOUND = "_apsched_fused"
 
@@ -43,13 +44,15 @@ class FusedGraph:
 
 
 def fused_graph(graph: torch.fx.Graph) -> FusedGraph:
-    """Return the kernels of ``graph``, found once for as long as it has as many nodes.
+    """Return the kernels of ``graph``, found once for as long as it has as many nodes, and sizes
+    that depend on data are assumed to be the same.
 
     They refer to its nodes, and these to the graph, so they are an attribute of the graph: both are
     freed together. A dictionary of graphs would keep each of them, also with weak keys.
     """
-    known: tuple[int, FusedGraph] | None = getattr(graph, _FOUND, None)
-    if known is None or known[0] != len(graph.nodes):
-        known = len(graph.nodes), FusedGraph(graph)
+    state = len(graph.nodes), changes_of_assumed_sizes()
+    known: tuple[tuple[int, int], FusedGraph] | None = getattr(graph, _FOUND, None)
+    if known is None or known[0] != state:
+        known = state, FusedGraph(graph)
         setattr(graph, _FOUND, known)
     return known[1]

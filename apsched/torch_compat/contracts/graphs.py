@@ -89,7 +89,14 @@ def _symbolic_size() -> None:
     )
 
 
-@contract("size_hint", "depends_on_data", "assume", "same_sizes", "unknown_size")
+@contract(
+    "size_hint",
+    "depends_on_data",
+    "assume",
+    "changes_of_assumed_sizes",
+    "same_sizes",
+    "unknown_size",
+)
 def _sizes_that_depend_on_data() -> None:
     expect(sizes.size_hint(3) == 3, "a plain integer is its own hint")
     env = ShapeEnv()
@@ -97,8 +104,11 @@ def _sizes_that_depend_on_data() -> None:
     torch._check(first + second == 10)  # type: ignore[no-untyped-call]
     expect(sizes.depends_on_data(first), "an unbacked symbol has no hint")
     env.var_to_hint_override[third.node.expr] = 5  # what mark_unbacked does
-    found = [size.value for size in sizes.assume([first, second, third], (), {})]
-    expect(found == [5, 5, 5], "asserted sums are shared, and torch's own hints are found")
+    changes = sizes.changes_of_assumed_sizes()
+    for _ in range(2):
+        found = [size.value for size in sizes.assume([first, second, third], (), {})]
+        expect(found == [5, 5, 5], "asserted sums are shared, and torch's own hints are found")
+    expect(sizes.changes_of_assumed_sizes() == changes + 1, "the second time nothing changes")
     expect(sizes.size_hint(first * third + 1) == 26, "expressions have a value")
     expect(sizes.same_sizes([2 * (first + 1)], [2 * first + 2]), "equal sizes are known")
     expect(not sizes.same_sizes([first], [third]), "and those that are not")

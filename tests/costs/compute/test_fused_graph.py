@@ -6,12 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.compute.fused_graph import fused_graph
 from apsched.costs.compute.fusion import fused_kernels, fused_shares, shares_if_cut
+from apsched.fx.graph_copies import copied
+from apsched.graph.export.export import export_graph
+from apsched.torch_compat.sizes import unknown_size
+from tests.helpers.graphs.instrumented import capture_of
 
 H100 = load_cluster("h100")
 
@@ -43,6 +49,22 @@ def test_found_once_as_long_as_the_graph_has_as_many_nodes() -> None:
         added = graph.call_function(torch.ops.aten.neg.default, (last.all_input_nodes[0],))
         added.meta["val"] = last.all_input_nodes[0].meta["val"].clone()
     assert fused_graph(graph) is not before
+
+
+def test_prices_follow_the_assumed_sizes() -> None:
+    """The same graph under two hints: each has the price of a graph that is exported first."""
+    env = ShapeEnv()
+    with FakeTensorMode(shape_env=env):
+        rows = torch.empty(unknown_size(env, "u0"), 4096)
+    module = make_fx(lambda x: (torch.exp(x) * 2 + 1).sum(1))(rows)
+
+    def price_us(size: int, traced: torch.fx.GraphModule) -> float:
+        dag = export_graph(replace(capture_of(traced), hints={"u0": size}), ClusterCostModel(H100))
+        return sum(dag.nodes[node]["record"].duration_us for node in dag)
+
+    short_us, long_us = price_us(100, module), price_us(100_000, module)
+    assert long_us == price_us(100_000, copied(module)) > 100 * short_us
+    assert price_us(100, module) == short_us
 
 
 def test_a_priced_graph_is_freed() -> None:
