@@ -58,7 +58,13 @@ def _block(graphs: Sequence[SolvedGraph]) -> str:
         return head + _texts([again, (_MICRO_BATCHES, _fsdp2(graphs))])
     parts = [
         again,
-        ("This checks them against their graphs, and writes the rewritten modules:", check),
+        (
+            (
+                "This checks them against their graphs, and writes the rewritten modules unless the"
+                " source is a graph file:"
+            ),
+            check,
+        ),
         (_REPLAYED, _code(graphs, replay=True)),
     ]
     if not any(flag in options for flag in _NO_SETTING):

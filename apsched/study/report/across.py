@@ -138,6 +138,10 @@ def along_text(along: Along) -> str:
     if (stops := stops_at(along)) is not None:
         return f"{text}; larger ones no longer pay from {stops} on"
     bare = [worth.value for worth in found if not worth.bucketed]
-    return f"{text}; they pay " + (
-        "nowhere" if len(bare) == len(found) else f"not at {', '.join(bare)}" if bare else "at each"
+    if not bare:
+        return f"{text}; they pay at each"
+    return (
+        f"{text}; they pay nowhere"
+        if len(bare) == len(found)
+        else (f"{text}; they do not pay at {', '.join(bare)}")
     )

@@ -167,7 +167,7 @@ def test_what_buckets_are_worth_along_ranks_and_bucket_caps() -> None:
     assert (
         along_text(ranks)
         == "buckets along mesh (backward, seq 2048): fsdp=8: 9 launches of 9; fsdp=64: 3 launches"
-        " of 9, at least 30.00 µs saved; they pay not at fsdp=8"
+        " of 9, at least 30.00 µs saved; they do not pay at fsdp=8"
     )
     (once,) = alongs([line(mesh, point(None, 120, 1), "mesh") for mesh in ("fsdp=8", "fsdp=64")])
     assert "fsdp=8: 1 launch of 9" in along_text(once)
