@@ -243,6 +243,15 @@ def test_inductors_own_passes_over_collectives_are_off(mesh, codes, caplog):
     assert [name in caplog.text for name in on] == [True, True]
 
 
+@pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
+def test_one_process_rank_names_what_is_off(monkeypatch, caplog, rank, times):
+    monkeypatch.setattr("apsched.compiler.backend.process_rank", lambda: rank)
+    backend = apsched.backend(inductor=True, **QUICK)
+    with config.patch(bucket_all_gathers_fx="all"), caplog.at_level(logging.WARNING):
+        assert backend._patches({})["bucket_all_gathers_fx"] == OFF["bucket_all_gathers_fx"]
+    assert caplog.text.count("bucket_all_gathers_fx is off") == times
+
+
 @pytest.mark.parametrize("name", OFF)
 def test_every_setting_that_is_turned_off_exists(name):
     assert apsched.compiler.inductor_settings.inductor_setting(name) == OFF[name], (
