@@ -38,16 +38,17 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Write a graph file for each graph of the source."""
     from apsched.artifacts.output_dir import check_writable, write_files
     from apsched.graph.graph_file import to_bytes
-    from apsched.pipeline.load import loaded
+    from apsched.pipeline.load import loaded_at
     from apsched.pipeline.sources import member_path
     from apsched.progress import Progress
     from apsched.report.summary import print_notes
     from apsched.report.table import print_json
 
     path = _graph_path(args.out)
-    where = source_request(args), cost_choice(args), direction(args)
+    request, costs = source_request(args), cost_choice(args)
     check_writable(path.parent)
-    with loaded(*where, Progress()) as source:
+    # a graph file holds no contention, so there is no note about it
+    with loaded_at(request, (costs,), direction(args), Progress()) as (source,):
         alone = len(source.graphs) == 1
         names = [
             path.name if alone else member_path(path, graph.problem.name).name
