@@ -43,16 +43,16 @@ class FusedGraph:
         return fuse(self._graph)
 
 
-def fused_graph(graph: torch.fx.Graph) -> FusedGraph:
+def fused_graph(graph: torch.fx.Graph, *, again: bool = False) -> FusedGraph:
     """Return the kernels of ``graph``, found once for as long as it has as many nodes, and sizes
-    that depend on data are assumed to be the same.
+    that depend on data are assumed to be the same; ``again``: found again in any case.
 
     They refer to its nodes, and these to the graph, so they are an attribute of the graph: both are
     freed together. A dictionary of graphs would keep each of them, also with weak keys.
     """
     state = len(graph.nodes), changes_of_assumed_sizes()
     known: tuple[tuple[int, int], FusedGraph] | None = getattr(graph, _FOUND, None)
-    if known is None or known[0] != state:
+    if again or known is None or known[0] != state:
         known = state, FusedGraph(graph)
         setattr(graph, _FOUND, known)
     return known[1]

@@ -142,7 +142,7 @@ def _records(
     runs = directions(captured, analysis.nodes)
     kernels = {
         node: analysis.rank_of[nodes[0]]
-        for nodes in fused_graph(captured.module.graph).kernels
+        for nodes in fused_graph(captured.module.graph, again=True).kernels
         for node in nodes
     }
     records = []

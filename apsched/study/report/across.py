@@ -140,8 +140,6 @@ def along_text(along: Along) -> str:
     bare = [worth.value for worth in found if not worth.bucketed]
     if not bare:
         return f"{text}; they pay at each"
-    return (
-        f"{text}; they pay nowhere"
-        if len(bare) == len(found)
-        else (f"{text}; they do not pay at {', '.join(bare)}")
-    )
+    if len(bare) == len(found):
+        return f"{text}; they pay nowhere"
+    return f"{text}; they do not pay at {', '.join(bare)}"

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
@@ -65,6 +66,22 @@ def test_prices_follow_the_assumed_sizes() -> None:
     short_us, long_us = price_us(100, module), price_us(100_000, module)
     assert long_us == price_us(100_000, copied(module)) > 100 * short_us
     assert price_us(100, module) == short_us
+
+
+def test_prices_follow_a_graph_that_changed_in_place() -> None:
+    """The module is run on fake tensors of another size, and exported again."""
+    with FakeTensorMode() as mode:
+        short, long = torch.empty(100, 4096), torch.empty(100_000, 4096)
+    module = make_fx(lambda x: (torch.exp(x) * 2 + 1).sum(1))(short)
+
+    def price_us(rows: torch.Tensor) -> float:
+        FakeTensorProp(module, mode).propagate_dont_convert_inputs(rows)
+        dag = export_graph(capture_of(module), ClusterCostModel(H100))
+        return sum(dag.nodes[node]["record"].duration_us for node in dag)
+
+    short_us, long_us = price_us(short), price_us(long)
+    assert long_us > 100 * short_us
+    assert price_us(short) == short_us
 
 
 def test_a_priced_graph_is_freed() -> None:
