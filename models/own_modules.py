@@ -27,6 +27,7 @@ from apsched.models.mesh import ALONE, Group, Meshes, MeshSpec, group_of
 from apsched.models.options import ModelOptions
 from apsched.models.sharding import ParameterSharding
 from apsched.torch_compat.graphs import fake_mode_of
+from apsched.torch_compat.partition import flex_attention_uncompiled
 
 _DATA_AXES = ("replicate", "fsdp")
 _FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd", "c10d")
@@ -297,7 +298,7 @@ def _run_fake(module: nn.Module, inputs: tuple[Any, ...], watch: _CollectiveWatc
             return value
         return mode.from_tensor(value)
 
-    with torch.no_grad(), mode, watch:
+    with torch.no_grad(), flex_attention_uncompiled(), mode, watch:
         functional_call(
             module, {name: fake(value) for name, value in state.items()}, tree_map(fake, inputs)
         )

@@ -14,6 +14,7 @@ from apsched.capture.captured import Capture, CapturedGraph, SavedBytes
 from apsched.capture.fake_values import with_missing_values
 from apsched.capture.module_stack import recorded_modules, shared_modules_named_once
 from apsched.fx.chains import mark_chains
+from apsched.fx.collectives import group_name, is_communication
 from apsched.fx.graph_copies import with_graph
 from apsched.fx.passes.checkpointing import saved_bytes
 from apsched.fx.passes.lists import joint_passes
@@ -26,6 +27,7 @@ from apsched.fx.passes.partition_replay import (
 )
 from apsched.fx.passes.roles import classify
 from apsched.fx.passes.run_passes import PassList, run_passes
+from apsched.fx.subgraphs import with_all_inside
 from apsched.graph.garbage import rare_garbage_collection
 from apsched.progress import working_on
 from apsched.torch_compat.graphs import is_parameter_or_buffer, process_group_names
@@ -180,14 +182,5 @@ def _base(node: Node) -> Node:
 
 
 def _group_names(module: GraphModule) -> Iterable[str]:
-    for node in module.graph.nodes:
-        if (
-            node.op == "call_function"
-            and isinstance(node.target, torch._ops.OpOverload)
-            and node.target.namespace == "_c10d_functional"
-        ):
-            yield from (
-                argument
-                for argument in (*node.args, *node.kwargs.values())
-                if isinstance(argument, str)
-            )
+    nodes = with_all_inside(module.graph.nodes)
+    return (group_name(node) for node in nodes if is_communication(node.target))

@@ -46,6 +46,18 @@ _CLONES_INPUT = (
     "broadcast",
 )  # Functional.cpp: these run in place on a clone
 
+_KIND_INSIDE = {
+    ("cplib", "flex_cp_allgather"): CollectiveKind.ALL_GATHER,
+    ("cplib", "flex_cp_allgather_backward"): CollectiveKind.REDUCE_SCATTER,
+    ("symm_mem", "fused_all_gather_matmul"): CollectiveKind.ALL_GATHER,
+    ("symm_mem", "fused_all_gather_scaled_matmul"): CollectiveKind.ALL_GATHER,
+    ("symm_mem", "fused_matmul_reduce_scatter"): CollectiveKind.REDUCE_SCATTER,
+    ("symm_mem", "fused_scaled_matmul_reduce_scatter"): CollectiveKind.REDUCE_SCATTER,
+}
+"""Operators that wait for their own transfers: context parallelism of ``flex_attention``, and
+asynchronous tensor parallelism.
+"""
+
 STATE_GROUP_RANKS = (
     "state its process ranks: group_ranks={name: ranks} in Python, --group-ranks NAME=0-7 on the"
     " command line"
@@ -91,6 +103,8 @@ def is_unknown_communication(operator: Any) -> bool:
     namespace, name = _qualified_name(operator)
     if namespace in _FUNCTIONAL_NAMESPACES:
         return name not in (*_KIND_OF_OPERATOR, "wait_tensor", "_wrap_tensor_autograd")
+    if namespace == "symm_mem":
+        return (namespace, name) not in _KIND_INSIDE
     return namespace in ("c10d_functional", "c10d") and name != "wait_tensor"
 
 
@@ -110,6 +124,7 @@ def is_communication(operator: Any) -> bool:
         "c10d",
         "_dtensor",
         "symm_mem",
+        "cplib",
     )
 
 
@@ -128,6 +143,13 @@ def is_blocking_collective(node: torch.fx.Node) -> bool:
     return _operator(node) == ("_dtensor", "shard_dim_alltoall")
 
 
+def kind_inside(operator: Any) -> CollectiveKind | None:
+    """Return the kind of the transfers that ``operator`` starts and waits for, besides those of
+    :func:`is_blocking_collective`; None of one that does not.
+    """
+    return _KIND_INSIDE.get(_qualified_name(operator))
+
+
 def collective_kind(node: torch.fx.Node) -> CollectiveKind | None:
     """Return the kind of collective that ``node`` starts, or None."""
     namespace, name = _operator(node)
@@ -142,21 +164,26 @@ def reduce_op(node: torch.fx.Node) -> str:
 
 
 def group_name(node: torch.fx.Node) -> str:
-    """Return the name of the process group of a start node; of a node argument (one graph for all
-    process ranks) its value or name.
+    """Return the name of the process group of a node that communicates; of a node argument (one
+    graph for all process ranks) its value or name.
     """
-    group = argument(node, "group_name", "")
+    group = group_argument(node) or ""
     if isinstance(group, torch.fx.Node):
         value = group.meta.get("val")
         group = value if isinstance(value, str) else getattr(value, "group_name", group.name)
     return str(getattr(group, "group_name", group))
 
 
+def group_argument(node: torch.fx.Node) -> Any:
+    """Return the argument of ``node`` that says its process group; None if there is none."""
+    return argument(node, "group_name", argument(node, "pg_name", None))
+
+
 def stated_group(node: torch.fx.Node) -> str:
     """Return the name of the process group that ``node`` communicates on, in a subgraph or by an
     operator that is not known; :data:`ANY_GROUP` if it does not name one.
     """
-    stated = argument(node, "group_name", None)
+    stated = group_argument(node)
     return ANY_GROUP if stated is None or isinstance(stated, torch.fx.Node) else group_name(node)
 
 

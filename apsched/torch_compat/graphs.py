@@ -125,6 +125,7 @@ _OP_LIBRARIES = {
     "_c10d_functional_autograd": "torch.distributed._functional_collectives",
     "_dtensor": "torch.distributed.tensor",
     "bucketing": "torch._inductor.fx_passes.bucketing",
+    "cplib": "torch.distributed.tensor.experimental._context_parallel._cp_custom_ops",
     "fsdp": "torch.distributed.fsdp._fully_shard._fsdp_collectives",
     "higher_order": "torch._higher_order_ops",
     "prims": "torch._inductor.inductor_prims",

@@ -17,6 +17,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from apsched.fx.collectives import is_wait_tensor
+from apsched.fx.effects.of_node import attribute_of
 from apsched.torch_compat.checkpoints import checkpoints_as_tags
 from apsched.torch_compat.random_draws import DecidedDraws
 from apsched.torch_compat.version import check_torch_version
@@ -69,12 +70,63 @@ def _states_as_tensors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _without_function_modes() -> Iterator[None]:
+    """Run the body without the modes that see each function of torch (torch/overrides.py)."""
+    overrides: Any = importlib.import_module("torch.overrides")
+    with contextlib.ExitStack() as stack:
+        for _ in overrides._get_current_function_mode_stack():
+            stack.enter_context(overrides._pop_mode_temporarily())
+        yield
+
+
+@contextlib.contextmanager
+def flex_attention_uncompiled() -> Iterator[None]:
+    """Have ``flex_attention`` call its operator, which fake tensors run, and not compile itself
+    first (torch/nn/attention/flex_attention.py, _FLEX_ATTENTION_DISABLE_COMPILE_DEBUG): a later
+    trace takes the compiled code, which has no gradients.
+    """
+    flex: Any = importlib.import_module("torch.nn.attention.flex_attention")
+    before = flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
+    flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
+    try:
+        yield
+    finally:
+        flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = before
+
+
+@contextlib.contextmanager
+def _flex_attention_as_compiled() -> Iterator[None]:
+    """Have torch trace ``flex_attention`` as if it was compiled for a GPU
+    (torch/nn/attention/flex_attention.py): with gradients on CPU, where no backward kernel exists;
+    without the warning that calls run unfused, since none runs; and outside of the modes of the
+    trace, whose code its own compilation cannot follow.
+    """
+    flex: Any = importlib.import_module("torch.nn.attention.flex_attention")
+    original = {name: getattr(flex, name) for name in ("_validate_device", "_warn_once")}
+    original["setup_compilation_env"] = compilation = flex.setup_compilation_env
+
+    @contextlib.contextmanager
+    def outside() -> Iterator[Any]:
+        with compilation() as backend, _without_function_modes():
+            yield backend
+
+    flex._validate_device = flex._warn_once = lambda *_, **__: None
+    flex.setup_compilation_env = outside
+    try:
+        yield
+    finally:
+        for name, value in original.items():
+            setattr(flex, name, value)
+
+
+@contextlib.contextmanager
 def _as_captured() -> Iterator[None]:
     """Have torch trace and recompute in the form that apsched captures."""
     with (
         checkpoints_as_tags(),
         _random_only_with_dropout(),
         _states_as_tensors(),
+        _flex_attention_as_compiled(),
         DecidedDraws(),
     ):
         yield
@@ -158,12 +210,28 @@ def partitioned_graphs(
                 bw_compiler=keep("backward"),
             )
 
+    _traced_in_some_way(trace, graphs)
+    return graphs["forward"], graphs.get("backward"), num_outputs
+
+
+def _traced_in_some_way(trace: Callable[..., None], graphs: dict[str, Any]) -> None:
+    """Call ``trace``, which fills ``graphs``; with symbols where sizes depend on data, and with
+    constants where the model holds tensors besides its parameters and buffers, such as the block
+    mask of attention. A constant gets no gradient: one that needs one is refused.
+    """
     try:
         trace()
     except (DataDependentOutputException, DynamicOutputShapeException):
         with _symbols_for_data():
             trace(ignore_shape_env=True)  # sizes of inputs are as they are
-    return graphs["forward"], graphs.get("backward"), num_outputs
+    except AssertionError as error:
+        if "allow_non_fake_inputs" not in str(error):
+            raise
+        with _symbols_for_data(allow_non_fake_inputs=True):
+            trace(ignore_shape_env=True)
+        constants = graphs["forward"].graph.find_nodes(op="get_attr")
+        if any(getattr(attribute_of(node), "requires_grad", False) for node in constants):
+            raise
 
 
 def _log_no_graphs(joint: Any) -> None:
@@ -182,13 +250,13 @@ def _static_inputs(joint: Any, is_static: Callable[[Any], bool]) -> list[int]:
 
 
 @contextlib.contextmanager
-def _symbols_for_data() -> Iterator[None]:
-    """Have AOTAutograd trace with symbols for sizes that depend on data (torch/_guards.py,
-    TracingContext).
+def _symbols_for_data(**options: bool) -> Iterator[None]:
+    """Have AOTAutograd trace with symbols for sizes that depend on data, and with ``options`` of
+    its fake mode (torch/_guards.py, TracingContext).
     """
     from torch._guards import TracingContext, tracing
 
-    mode = FakeTensorMode(shape_env=ShapeEnv())
+    mode = FakeTensorMode(shape_env=ShapeEnv(), **options)
     with tracing(TracingContext(mode)):
         yield
 

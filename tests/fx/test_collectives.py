@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+import torch.distributed._symmetric_memory  # registers its operators
+import torch.distributed.tensor.experimental._context_parallel._cp_custom_ops  # registers cplib
 from torch._subclasses import FakeTensorMode
 
 from apsched.capture.fake_world import world
@@ -21,6 +23,7 @@ from apsched.fx.collectives import (
     is_reduce_scatter,
     is_unknown_communication,
     is_wait_tensor,
+    kind_inside,
     ranks_of_groups,
     stated_group,
 )
@@ -205,7 +208,14 @@ def test_the_name_of_a_group_may_be_a_node():
     assert group_name(node) == "dp"
 
 
-@pytest.mark.parametrize("target", [c10d.isend.default, torch.ops.c10d.allreduce_.default])
+@pytest.mark.parametrize(
+    "target",
+    [
+        c10d.isend.default,
+        torch.ops.c10d.allreduce_.default,
+        torch.ops.symm_mem._low_contention_all_gather.default,
+    ],
+)
 def test_communication_that_is_not_known_is_no_start_and_no_wait(target):
     node = call(target, "x", 0, 0, "dp")
     assert is_unknown_communication(target)
@@ -221,6 +231,8 @@ def test_communication_that_is_not_known_is_no_start_and_no_wait(target):
         c10d._wrap_tensor_autograd.default,
         torch.ops.c10d_functional.wait_tensor.default,
         torch.ops.aten.relu.default,
+        torch.ops.symm_mem.fused_all_gather_matmul.default,
+        torch.ops.cplib.flex_cp_allgather.default,
         torch.relu,
     ],
 )
@@ -234,6 +246,15 @@ def test_the_group_of_unknown_communication_is_known_where_it_says_so():
     sent = call(c10d.isend.default, "x", 0, 0, "dp")
     assert group_sizes([sent], {}) == {}
     assert group_sizes([sent], {"dp": (0, 1, 2)}) == {"dp": 3}
+
+
+def test_an_operator_that_transfers_inside_is_no_start():
+    node = call(torch.ops.cplib.flex_cp_allgather.default, "x", "x", 2, "cp")
+    assert kind_inside(node.target) == "all_gather"
+    assert group_name(node) == stated_group(node) == "cp"
+    assert not is_collective(node)
+    assert not is_blocking_collective(node)
+    assert kind_inside(torch.ops.aten.relu.default) is None
 
 
 def test_a_collective_that_blocks_is_no_start():

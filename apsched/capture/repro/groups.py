@@ -10,7 +10,7 @@ import torch
 from apsched.capture.fake_world import world
 from apsched.capture.repro.source import ReproSource
 from apsched.errors import InputError
-from apsched.fx.collectives import STATE_GROUP_RANKS, argument
+from apsched.fx.collectives import STATE_GROUP_RANKS, argument, group_argument
 from apsched.torch_compat.graphs import registered_groups
 
 _SIZES_IN_ARGUMENTS = ("_c10d_functional", "_c10d_functional_autograd", "bucketing")
@@ -36,7 +36,7 @@ def group_sizes(
     sizes: dict[str, int] = {}
     unknown: dict[str, torch.fx.Node] = {}
     for node in graph.nodes:
-        name, size = argument(node, "group_name", None), argument(node, "group_size", None)
+        name, size = group_argument(node), argument(node, "group_size", None)
         if not isinstance(name, str):
             continue
         if not isinstance(size, int):
@@ -62,7 +62,7 @@ def needs_groups(graph: torch.fx.Graph) -> bool:
     return any(
         isinstance(node.target, torch._ops.OpOverload)
         and node.target.namespace not in _SIZES_IN_ARGUMENTS
-        and argument(node, "group_name", None) is not None
+        and group_argument(node) is not None
         for node in graph.nodes
     )
 

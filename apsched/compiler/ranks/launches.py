@@ -20,6 +20,7 @@ from apsched.fx.collectives import (
     input_nodes,
     is_blocking_collective,
     is_collective,
+    kind_inside,
     reduce_op,
     tensor_bytes,
     tensors_of,
@@ -156,8 +157,8 @@ def _telling(a: Launch, b: Launch) -> str:
 
 
 def _group_of(node: torch.fx.Node) -> str | None:
-    launches = is_blocking_collective(node) or collective_kind(node) is not None
-    return group_name(node) if launches else None
+    kind = collective_kind(node) or kind_inside(node.target)
+    return group_name(node) if kind is not None or is_blocking_collective(node) else None
 
 
 def _what(node: torch.fx.Node) -> str:
@@ -165,7 +166,9 @@ def _what(node: torch.fx.Node) -> str:
     sent = [tensor for source in input_nodes(node) for tensor in tensors_of(source)]
     dtype = str(sent[0].dtype).removeprefix("torch.") if sent else ""
     sizes = [sum(_bytes(tensor) for tensor in tensors) for tensors in (sent, tensors_of(node))]
-    kind = "shard_dim_alltoall" if is_blocking_collective(node) else str(collective_kind(node))
+    kind = str(collective_kind(node) or kind_inside(node.target))
+    if is_blocking_collective(node):
+        kind = "shard_dim_alltoall"
     size = (
         "" if kind == CollectiveKind.ALL_TO_ALL else f"{sizes[0]} -> {sizes[1]} bytes"
     )  # each process rank may send as much as it likes

@@ -3,12 +3,12 @@ two.
 
 Beyond ``torch.utils.flop_counter``: causal attention computes only the pairs below the diagonal;
 the attention kernels for CPU and for other backends have formulas; grouped matrix products
-(experts) have one, and so have products with scales, with an activation, of integers, and
-``linear``; of packed sequences (``varlen_attn``) the tokens are counted, not so many of the
-longest. ``flex_attention`` counts as dense attention times the share of the blocks that its mask
-keeps: 1 less the ``sparsity_hint`` in ``meta["custom"]`` (torch's own), or as the block mask says
-where that is a constant of the graph, else 1; the operations of ``score_mod`` on each score are not
-counted.
+(experts) have one, and so have products with scales, with an activation, of integers, of
+asynchronous tensor parallelism, and ``linear``; of packed sequences (``varlen_attn``) the tokens
+are counted, not so many of the longest. ``flex_attention`` counts as dense attention times the
+share of the blocks that its mask keeps: 1 less the ``sparsity_hint`` in ``meta["custom"]`` (torch's
+own), or as the block mask says where that is a constant of the graph, else 1; the operations of
+``score_mod`` on each score are not counted.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import flop_registry
 
+from apsched.costs.compute.fused_transfers import multiplies_and_transfers, product_flops
 from apsched.costs.compute.traffic import op_name
 from apsched.errors import InputError
 from apsched.fx.effects.of_node import attribute_of
@@ -63,6 +64,7 @@ def has_flops(target: object) -> bool:
         name.startswith(_ATTENTIONS)
         or name in _GROUPED
         or name in _SUMMED_OVER
+        or multiplies_and_transfers(name)
         or packet in flop_registry
     )
 
@@ -84,6 +86,8 @@ def count_flops(node: torch.fx.Node, arguments: Mapping[str, Any], result: objec
             * sum(prod(shape_of(tensor)) for tensor in tensors_in(result))
             * shape_of(arguments[_SUMMED_OVER[name]])[-1]
         )
+    if multiplies_and_transfers(name):
+        return product_flops(name, arguments, result)
     if name in _FLEX:
         return _flex_flops(node, arguments, backward=name == _FLEX[1])
     packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target

@@ -19,6 +19,7 @@ from apsched.fx.collectives import (
     is_collective,
     is_unknown_communication,
     is_wait_tensor,
+    kind_inside,
     stated_group,
 )
 from apsched.fx.effects.effects import Effects, unknown_effects
@@ -219,7 +220,7 @@ def _inside(node: torch.fx.Node) -> Effects:
     transfer that it waits for may have been started outside.
     """
     effects = effects_of(node)
-    if is_collective(node) or is_blocking_collective(node):
+    if is_collective(node) or is_blocking_collective(node) or kind_inside(node.target):
         return replace(effects, communicates=(stated_group(node),))
     return replace(effects, writes=(node.args[0],)) if is_wait_tensor(node) else effects
 

@@ -28,7 +28,7 @@ def node_signature(
     kwargs = [
         (name, _structure(node.kwargs[name], rank_of))
         for name in sorted(node.kwargs)
-        if name != "group_name"
+        if name not in ("group_name", "pg_name")
     ]
     return digest(call, args, kwargs, _shape(node.meta.get("val"), sized=sized))
 

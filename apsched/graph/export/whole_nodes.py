@@ -6,14 +6,17 @@ as it runs, a loop whose end depends on its values costs one round. One that is 
 (``flex_attention``, Triton) is priced by the cost model, as any operator.
 
 A transfer that is not scheduled is priced as if the compute stream waited for it: its launch, and
-its own time; an unknown operator has the time of an all-to-all of the tensors that it takes. Where
-the number of process ranks of its group is not known, it costs its launch.
+its own time. An operator that waits for its own transfers is priced with them
+(:mod:`apsched.costs.compute.fused_transfers`). An unknown operator has the time of an all-to-all of
+the tensors that it takes. Where the number of process ranks of its group is not known, it costs its
+launch.
 """
 
 from collections.abc import Iterator, Mapping
 
 from torch.fx import Graph, Node
 
+from apsched.costs.compute.fused_transfers import inner_transfers
 from apsched.costs.compute.traffic import touches_nothing
 from apsched.costs.model import CostModel
 from apsched.fx.collectives import (
@@ -38,7 +41,7 @@ def whole_us(cost_model: CostModel, node: Node, sizes: Mapping[str, int]) -> flo
     """
     inside = inside_of(node)
     if inside is None:
-        return cost_model.compute_us(node) + _transfer_us(cost_model, node, sizes)
+        return _one_call_us(cost_model, node, sizes)
     times_us = [_graph_us(cost_model, graph, sizes) for graph in inside.graphs]
     return inside.times * (max(times_us) if inside.one_of_them else sum(times_us))
 
@@ -66,6 +69,16 @@ def _working(graph: Graph) -> Iterator[Node]:
         and not is_wait_tensor(node)
         and not touches_nothing(node.target, bound_arguments(node), result_of(node))
     )
+
+
+def _one_call_us(cost_model: CostModel, node: Node, sizes: Mapping[str, int]) -> float:
+    time_us = cost_model.compute_us(node)
+    for inner in inner_transfers(node):
+        transfer_us = cost_model.collective_us(
+            priced_kind(inner.kind), inner.group, inner.group_size, inner.size_bytes
+        )
+        time_us = inner.whole_us(time_us, transfer_us)
+    return time_us + _transfer_us(cost_model, node, sizes)
 
 
 def _transfer_us(cost_model: CostModel, node: Node, sizes: Mapping[str, int]) -> float:

@@ -1,9 +1,11 @@
 """Contracts of the functions that capture and rewrite graphs."""
 
+import importlib
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -404,6 +406,34 @@ def _partitioned_graphs() -> None:
         ["tanh" in str(n.target) for n in saved] == [True],
         "it saves the values that it is given, and inputs",
     )
+
+
+@contract("flex_attention_uncompiled")
+def _flex_attention() -> None:
+    flex: Any = importlib.import_module("torch.nn.attention.flex_attention")
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x * self.weight
+            return torch.as_tensor(flex.flex_attention(x, x, x)).sum()
+
+    before = flex._validate_device, flex._warn_once, flex.setup_compilation_env
+    x, module = torch.ones(1, 2, 16, 16), Attention()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, torch.no_grad(), partition.flex_attention_uncompiled():
+        expect(module(x).shape == (), "flex_attention runs on fake tensors")
+    _, backward, _ = partition.partitioned_graphs(
+        module, (x,), lambda joint: joint, lambda _: False, lambda _: []
+    )
+    assert backward is not None
+    calls = [str(node.target) for node in backward.graph.nodes]
+    expect("flex_attention_backward" in calls, "its gradients are traced on CPU afterwards")
+    after = flex._validate_device, flex._warn_once, flex.setup_compilation_env
+    expect(after == before, "and then it is as before")
 
 
 @contract("checkpoints_as_tags")

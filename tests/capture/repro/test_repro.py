@@ -380,6 +380,18 @@ def test_group_that_a_shape_depends_on_is_set_up_and_taken_down(write: WRITE) ->
     assert not torch.distributed.is_initialized()
 
 
+def test_group_of_keys_and_values_is_set_up(write: WRITE) -> None:
+    body = (
+        "keys = torch.ops.cplib.flex_cp_allgather.default(primals_1, primals_1, 0, 'cp')\nwhole ="
+        " keys[1]\nreturn (whole,)"
+    )
+    tail = "setup_fake_process_groups({'cp': {'size': 4, 'rank': 0}})"
+    capture = read_repro(write(body, tail=tail))
+    assert capture.group_sizes == {"cp": 4}
+    shard, whole = (nodes(capture)[name].meta["val"].shape for name in ("primals_1", "whole"))
+    assert whole == (4 * shard[0], *shard[1:])
+
+
 def test_all_to_all_and_coalesced_collectives_are_read(write: WRITE) -> None:
     body = (
         "all_to_all_single = torch.ops._c10d_functional.all_to_all_single.default(primals_1, [4,"

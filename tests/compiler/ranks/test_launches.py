@@ -1,6 +1,7 @@
 """The launches of a graph, in words that are the same on every process rank of a group."""
 
 import torch
+import torch.distributed.tensor.experimental._context_parallel._cp_custom_ops  # registers cplib
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -83,6 +84,16 @@ def test_names_are_for_people():
     )
     assert plain != named
     assert order_digest(plain) == order_digest(named)
+
+
+def test_an_operator_that_transfers_inside_is_a_launch_of_its_group():
+    with world(2):
+        keys = torch.empty(1, 4, 8, 16)
+        module = make_fx(
+            lambda k, v: torch.ops.cplib.flex_cp_allgather(k, v, 2, "0"), tracing_mode="fake"
+        )(keys, keys)
+    (launch,) = launches_of(module, module)["0"]
+    assert launch.what == "all_gather float32 2048 -> 8192 bytes"
 
 
 def test_the_first_difference():

@@ -1,5 +1,6 @@
 """Training steps whose communication is not all scheduled: no wait, a wait for several, waits of
-views, point-to-point, collectives in subgraphs, storages that change their size.
+views, point-to-point, collectives in subgraphs, storages that change their size, operators that
+transfer inside.
 
 Each is traced by make_fx, in the frame of ``programs_of_functions``.
 """
@@ -7,6 +8,8 @@ Each is traced by make_fx, in the frame of ``programs_of_functions``.
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed._symmetric_memory as symmetric_memory
+import torch.distributed.tensor.experimental._context_parallel._cp_custom_ops  # registers cplib
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.torch_compat.graphs import add_control_deps
@@ -129,6 +132,28 @@ def _while(x, state, group, peer):
     return [out, x.cos()]
 
 
+def _keys_and_values(x, state, group, peer):
+    whole = torch.ops.cplib.flex_cp_allgather(x.sin(), x.cos(), 0, group)
+    keys, values = (tensor * 2 for tensor in whole)
+    return [*whole, *torch.ops.cplib.flex_cp_allgather_backward(keys, values, 0, group)]
+
+
+def _parted_products(x, state, group, peer):
+    whole, (product,) = torch.ops.symm_mem.fused_all_gather_matmul(x.sin(), [x.t()], 0, group)
+    reduced = torch.ops.symm_mem.fused_matmul_reduce_scatter(product, x, "sum", 0, group)
+    return [whole, reduced, x.cos()]
+
+
+def run_parted_products_on_cpu() -> torch.library.Library:
+    """Run the products of asynchronous tensor parallelism on CPU as torch's fallbacks do, as long
+    as the result lives.
+    """
+    library = torch.library.Library("symm_mem", "IMPL")
+    for name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):
+        library.impl(name, getattr(symmetric_memory, f"_{name}_fallback"), "CPU")
+    return library
+
+
 THINGS: dict[str, Thing] = {
     "a wait in the caller": _wait_in_the_caller,
     "nobody waits": _nobody_waits,
@@ -144,6 +169,8 @@ THINGS: dict[str, Thing] = {
     "map with a collective": _map,
     "scan": _scan,
     "while_loop": _while,
+    "keys and values of context parallelism": _keys_and_values,
+    "products of asynchronous tensor parallelism": _parted_products,
 }
 CONTROL_DEPS = "control_deps"
 """The step whose second gather is held behind the first product."""
