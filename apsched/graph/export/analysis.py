@@ -31,6 +31,7 @@ from apsched.graph.export.waits import (
     keep_unscheduled,
     match_waits,
     read_beside_waits,
+    wait_for_all_results,
 )
 from apsched.kinds import BUCKET_KINDS, CollectiveKind, NodeKind
 from apsched.torch_compat.sizes import same_sizes
@@ -72,6 +73,7 @@ def analyse(captured: CapturedGraph, group_ranks: Mapping[str, tuple[int, ...]])
         if is_collective(node) or is_blocking_collective(node)
     }
     keep_unscheduled(waits, calls, table.of_node)
+    wait_for_all_results(waits, table.of_node)
     release(table, _holds(waits, calls))
     touched = zip(nodes, table.of_node, table.effects, strict=True)
     scheduled = {*waits.wait_of_start, *waits.wait_of_start.values()}
@@ -176,6 +178,8 @@ def cast_before(analysis: Analysis, start: int) -> torch.fx.Node | None:
             return node if changes and not _is_computed(analysis, node.all_input_nodes[0]) else None
         if analysis.kinds[analysis.rank_of[node]] is not NodeKind.VIEW:
             return None
+        if results[0].dtype != sources[0].dtype:
+            return None  # a view as bytes: a copy that casts makes other bytes
         node = node.all_input_nodes[0]
     return None
 

@@ -104,7 +104,7 @@ def _mutation_edges(
         if (
             kinds[rank] is NodeKind.WAIT
         ):  # the transfer reads its input and writes its output until here
-            writes = tuple(used.aliases)
+            writes = (*used.aliases, *used.writes)
             reads = (*reads, *(storages[read_until[rank]].reads if rank in read_until else ()))
         for s in reads:
             if s in mutated and s not in writes:

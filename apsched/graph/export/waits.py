@@ -96,6 +96,27 @@ def keep_unscheduled(
                 )
 
 
+def wait_for_all_results(waits: Waits, storages: Sequence[NodeStorages]) -> None:
+    """Let the first wait for a transfer of several results end it for all of them, and each later
+    wait for it keep them: torch's work holds them, and is registered under each
+    (torch/csrc/distributed/c10d/Functional.cpp).
+    """
+    start_of_wait = {wait: start for start, wait in waits.wait_of_start.items()}
+    for wait, start in start_of_wait.items():
+        used = storages[wait]
+        others = [s for s in _results(storages[start]) if s not in used.aliases]
+        used.reads = tuple(dict.fromkeys((*used.reads, *others)))
+        used.writes = tuple(dict.fromkeys((*used.writes, *others)))
+    for later, wait in waits.later_waits.items():
+        if wait in start_of_wait:
+            held = _results(storages[start_of_wait[wait]])
+            storages[later].reads = tuple(dict.fromkeys((*storages[later].reads, *held)))
+
+
+def _results(start: NodeStorages) -> tuple[int, ...]:
+    return (*start.allocates, *start.writes)
+
+
 def read_beside_waits(
     waits: Waits, nodes: Sequence[torch.fx.Node], storages: Sequence[NodeStorages]
 ) -> Iterator[int]:

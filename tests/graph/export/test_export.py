@@ -224,6 +224,20 @@ def test_a_cast_that_compute_needs_too_ties_the_gather_to_the_path():
     assert places(dag_of(step, floats(8, 8)))["all_gather_into_tensor_default"] == ON_PATH
 
 
+@pytest.mark.parametrize("sent_as", [torch.float8_e4m3fn, torch.uint8])
+def test_a_bucket_casts_for_a_gather_that_sends_no_bytes_of_the_cast(sent_as):
+    """A copy of the source into a buffer of bytes makes other bytes than the cast and its view."""
+
+    def step(shard):
+        cast = aten._to_copy.default(shard, dtype=torch.float8_e4m3fn)
+        sent = cast if sent_as is torch.float8_e4m3fn else aten.view.dtype(cast, sent_as)
+        return aten.sin.default(gathered(sent))
+
+    start = by_name(dag_of(step, floats(8, 8)))["all_gather_into_tensor_default"].collective
+    assert start.bucketable
+    assert start.cast_bytes == (0 if sent_as is torch.uint8 else 8 * 8 * 4)
+
+
 def test_quantised_parameters_move_but_activations_do_not():
     def step(x):
         scale = aten.amax.default(aten.abs.default(x))

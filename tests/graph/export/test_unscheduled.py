@@ -150,6 +150,31 @@ def test_each_wait_for_several_results_is_one():
     assert received in records["wait_tensor_1"].writes
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_the_first_wait_is_for_all_results_of_a_start(later):
+    """The waits may come in any order, and a result is read after the first, waited for or not."""
+
+    def step(x):
+        first, second = c10d.all_reduce_coalesced_([x.sin(), x.cos()], "sum", GROUP)
+        c10d.wait_tensor(second)
+        if later:
+            c10d.wait_tensor(first)
+        return first * 2, second * 3
+
+    dag = dag_of(step, torch.ones(4))
+    records = by_name(dag)
+    (start,) = (record.collective for record in records.values() if record.collective)
+    assert start.wait == records["wait_tensor"].rank
+    assert {(start.wait, records[read].rank) for read in ("mul", "mul_1")} <= set(dag.edges)
+    storages = set(records["sin"].allocates + records["cos"].allocates)
+    if later:
+        assert storages <= set(records["wait_tensor_1"].reads), "the work holds all results"
+    problem = build_problem(dag)
+    for seed in range(5):
+        names = names_in(problem, random_schedule(problem, seed))
+        assert names.index("wait_tensor") < min(names.index("mul"), names.index("mul_1"))
+
+
 def test_communication_on_a_group_that_nobody_knows_costs_its_launch():
     def step(x):
         return c10d.wait_tensor(c10d.irecv(x.sin(), 1, 0, "9"))

@@ -56,6 +56,24 @@ def _one_wait_for_two(x, state, group, peer):
     return [mine * 2, x.cos()]
 
 
+def _several_results(x, state, group, peer):
+    """Waits in another order than results, and reads of tensors that are summed in place."""
+    first, second = c10d.reduce_scatter_tensor_coalesced([x.sin(), x.tan()], "sum", 2, group)
+    second = c10d.wait_tensor(second)
+    first = c10d.wait_tensor(first)
+    mine, other = x.cos(), x.exp()
+    for one in c10d.all_reduce_coalesced_([mine, other], "sum", group):
+        c10d.wait_tensor(one)
+    return [first, second, other * 3, mine * 2]
+
+
+def _gathered_bytes(x, state, group, peer):
+    """A cast whose result is sent as bytes, as in all-gathers of float8 parameters."""
+    sent = state.to(torch.float8_e4m3fn).view(torch.uint8)
+    whole = c10d.wait_tensor(c10d.all_gather_into_tensor(sent, 2, group))
+    return [whole.view(torch.float8_e4m3fn).float(), x.cos()]
+
+
 def _point_to_point(x, state, group, peer):
     before = state * 2
     sent = c10d.isend(x.sin(), peer, 0, group)
@@ -160,6 +178,8 @@ THINGS: dict[str, Thing] = {
     "in place, and a wait in the caller": _in_place_and_in_the_caller,
     "a wait of a view": _wait_of_a_view,
     "one wait for two": _one_wait_for_two,
+    "one start of several results": _several_results,
+    "gathers of bytes": _gathered_bytes,
     "isend and irecv": _point_to_point,
     "batch_p2p_ops": _batch_point_to_point,
     "resize_storage_bytes_": _resized_storage,
