@@ -1,13 +1,14 @@
 """Capture a preset on a mesh of any size, on one machine without accelerators."""
 
 from apsched.capture.captured import Capture
-from apsched.capture.fake_copy import refuse_branch
+from apsched.capture.fake_copy import refuse_branch, refuse_failed_model
 from apsched.capture.fake_world import world
 from apsched.capture.micro_batches import MicroBatchChoice
 from apsched.fx.passes.checkpointing import Checkpointing, blocks_of
 from apsched.models.build import BuiltModel, build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
+from apsched.torch_compat.graphs import quiet_fake_tensors
 
 
 def capture_preset(
@@ -41,19 +42,22 @@ def capture_built(
     Raises
     ------
     InputError
-        where the model branches on the value of a tensor.
+        where the model branches on the value of a tensor, or is one of Transformers and fails.
     """
+    passes = Checkpointing.parse(built.options.activation_checkpoint).passes(
+        blocks_of(built.module)
+    )
     try:
-        return (micro_batches or MicroBatchChoice()).capture(
-            built.module,
-            built.inputs,
-            source=built.name,
-            reshard_after_forward=built.options.reshard_after_forward,
-            passes=Checkpointing.parse(built.options.activation_checkpoint).passes(
-                blocks_of(built.module)
-            ),
-            count_saved=count_saved,
-        )
+        with quiet_fake_tensors():
+            return (micro_batches or MicroBatchChoice()).capture(
+                built.module,
+                built.inputs,
+                source=built.name,
+                reshard_after_forward=built.options.reshard_after_forward,
+                passes=passes,
+                count_saved=count_saved,
+            )
     except Exception as error:
         refuse_branch(error, f"{built.name}: ")
+        refuse_failed_model(error, f"{built.name}: ")
         raise

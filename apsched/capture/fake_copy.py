@@ -2,6 +2,7 @@
 other tensors, so that a job can be captured in the job itself.
 """
 
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -283,6 +284,25 @@ def refuse_reentrant(error: Exception) -> None:
             " which cannot be captured; pass use_reentrant=False where the model calls it (of"
             " checkpoint_wrapper: checkpoint_impl=CheckpointImpl.NO_REENTRANT)"
         ) from error
+
+
+def refuse_failed_model(error: Exception, label: str) -> None:
+    """Raise ``InputError``, which begins with ``label``, where a model of Transformers raised
+    ``error`` while it ran.
+    """
+    library = getattr(sys.modules.get("transformers"), "__file__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, ApschedError) or library is None:
+        return
+    if not any(Path(frame.filename).is_relative_to(Path(library).parent) for frame in frames):
+        return
+    message = " ".join(str(error).split())[:300]
+    raise InputError(
+        f"{label}expected a model that runs with its parameters in bfloat16 and on these inputs,"
+        f" found {type(error).__name__}: {message}{_place(error)}; correct the configuration,"
+        " --seq or --batch, or capture it as package.module:function, which may return it in"
+        " another dtype"
+    ) from error
 
 
 def _place(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from apsched.fx.chains import mark_chains
 from apsched.fx.collectives import group_name, is_communication
 from apsched.fx.graph_copies import with_graph
 from apsched.fx.passes.checkpointing import saved_bytes
-from apsched.fx.passes.lists import joint_passes
+from apsched.fx.passes.lists import add_at_the_end, joint_passes
 from apsched.fx.passes.parameters import parameter_names
 from apsched.fx.passes.partition_replay import (
     forget_spent_tags,
@@ -51,8 +51,9 @@ def capture_module(
     may be DTensors: the graph then takes their local shards. With ``reshard_after_forward`` the
     gathered parameters are gathered again in backward, but for ``kept_parameters``. ``passes`` run
     on the joint graph first (docs/passes.md). With ``count_saved`` the joint graph is also
-    partitioned without tags on gathers, and ``saved_bytes`` shows the effect of the tags. A process
-    group must run if the module uses one (:func:`apsched.capture.fake_world.world`).
+    partitioned without tags on gathers, and ``saved_bytes`` shows the effect of the tags. Sums of
+    the gradients of a module that runs several times go behind all compute. A process group must
+    run if the module uses one (:func:`apsched.capture.fake_world.world`).
     ``num_micro_batches`` is the required number of micro-batches that do not depend on each other
     (:mod:`apsched.fx.chains`); ``None``: any number.
 
@@ -71,7 +72,9 @@ def capture_module(
     gradient; every collective has its role (:mod:`apsched.fx.passes.roles`).
     """
 
-    passes = (*passes, mark_chains(num_micro_batches))
+    given = {one.name for one in passes}
+    sums = (one for one in add_at_the_end() if one.name not in given)
+    passes = (*passes, *sums, mark_chains(num_micro_batches))
 
     def prepare(joint: GraphModule) -> GraphModule:
         if is_tagged(joint):

@@ -142,6 +142,24 @@ def test_any_architecture_is_captured_under_its_own_names(configs, tmp_path, nam
     assert set(forward) <= reduced
 
 
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"model_type": "fnet"}, "RuntimeError: Unsupported dtype BFloat16"),
+        (
+            {"model_type": "reformer", "is_decoder": False, "axial_pos_embds_dim": [16, 48]},
+            "ValueError: If training, make sure that config.axial_pos_shape",
+        ),
+    ],
+)
+def test_a_model_that_fails_is_no_bug_of_apsched(configs, tmp_path, fields, found):
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(configs.CONFIGS["llama"] | fields))
+    expected = rf"model.json: expected a model that runs.*{found}.*modeling_\w+\.py:.*--seq"
+    with pytest.raises(InputError, match=expected):
+        captured(path, "fsdp=2")
+
+
 def test_a_vision_model_has_images_per_second(configs, run, tmp_path):
     """A sequence length does not apply to it, so its rate does not depend on one."""
     (tmp_path / "vit.json").write_text(json.dumps(configs.AUTO["vit"]))

@@ -1,18 +1,21 @@
 """Sums of reduced gradients at the end of the graph."""
 
 import torch
+from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.capture.fake_world import world
+from apsched.capture.function import capture_own
 from apsched.capture.micro_batches import REDUCE_EACH, MicroBatchChoice
 from apsched.fx.collectives import is_reduce_scatter
 from apsched.fx.passes.lists import add_at_the_end
 from apsched.fx.passes.run_passes import run_passes
 from apsched.fx.passes.sums_last import put_sums_last
 from apsched.graph.export.export import export_graph
-from apsched.kinds import NodeKind
+from apsched.kinds import CollectiveKind, NodeKind
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
+from apsched.problem.build import build_problem
 from tests.helpers.graphs.instrumented import UnitCosts
 
 _c10d = torch.ops._c10d_functional
@@ -84,6 +87,36 @@ def test_values_stay():
         put_sums_last(graph.graph)
         graph.graph.lint()
         assert uses == {n.name: sorted(u.name for u in n.users) for n in graph.graph.nodes}
+
+
+class RunsTwice(nn.Module):
+    """A block that runs twice in a pass, as all layers of ALBERT are one."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.block(self.block(x).tanh()).sum()
+
+
+def test_reductions_of_a_module_that_runs_twice_share_launches():
+    mesh = MeshSpec.parse("fsdp=2")
+    with world(mesh.world_size):
+        capture = capture_own(
+            RunsTwice(), torch.ones(4, 8), source="RunsTwice", num_ranks=2, mesh=mesh
+        )
+        problem = build_problem(export_graph(capture.graphs[1], UnitCosts()))
+    reductions = [
+        one
+        for one in problem.collectives
+        if problem.keys[one.key].kind is CollectiveKind.REDUCE_SCATTER
+    ]
+    assert len(reductions) == 4
+    assert all(one.may_share for one in reductions)
+    last = problem.captured_order[-2:]
+    assert all(problem.node_names[node].startswith("add") for node in last)
+    assert max(one.wait for one in reductions) < min(last)
 
 
 def test_reductions_of_each_micro_batch_share_launches():
