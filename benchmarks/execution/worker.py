@@ -41,7 +41,14 @@ from apsched.writeback.write_back import write_back
 from benchmarks.common.live_bytes import live_bytes_of, run_counting
 from benchmarks.execution.calibration import Calibration, Found, ranks_of, run, timed_step
 from benchmarks.execution.machine import ordered_gloo
-from benchmarks.execution.machine.load import Load, everywhere, is_quiet, others_cores, undisturbed
+from benchmarks.execution.machine.load import (
+    MOST_TRIES,
+    Load,
+    everywhere,
+    is_quiet,
+    others_cores,
+    undisturbed,
+)
 from benchmarks.execution.machine.steady import own_core
 
 WARM_UPS = 2
@@ -66,23 +73,23 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     # as TorchTitan does: with one trace in memory a collection takes 0.3 s, in whichever step
     gc.disable()
     ordered_gloo.init(process_rank, world_size, f"file://{folder}/store", timedelta(seconds=300))
-    options = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32)
-    built = build(
-        "llama3-small",
-        mesh=MeshSpec.parse(f"fsdp={world_size}"),
-        seq_len=request["seq_len"],
-        options=options,
-        materialize=True,
-    )
+    built = _built(request, world_size)
     capture = capture_built(built)
-    calibration = Calibration(built, capture, folder)
+    calibration = Calibration(
+        built, capture, folder, most_tries=1 if request["once"] else MOST_TRIES
+    )
     for _ in range(WARM_UPS + request["profiled_steps"]):
         calibration.observe()
     first, solved_at = calibration.found(since=WARM_UPS), len(calibration.steps)
     problems = [exported(c, c.module, first.queues, capture) for c in capture.graphs]
     caps, runnables = schedules(capture, problems, first, request["budget"])
     steps = {runnable.name: partial(run, built, runnable.modules) for runnable in runnables}
-    times, cores = by_turns(steps, request["rounds"], calibration.observe)
+    times, cores = by_turns(
+        steps,
+        request["rounds"],
+        calibration.observe,
+        most_rounds=request["rounds"] if request["once"] else None,
+    )
     meanwhile = calibration.found(since=solved_at)
     found = [
         {
@@ -119,6 +126,17 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     (folder / f"{process_rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _built(request: Mapping[str, Any], world_size: int) -> BuiltModel:
+    return build(
+        "llama3-small",
+        mesh=MeshSpec.parse(f"fsdp={world_size}"),
+        seq_len=request["seq_len"],
+        num_layers=request["num_layers"],
+        options=ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32),
+        materialize=True,
+    )
 
 
 def exported(

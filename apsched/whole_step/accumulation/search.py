@@ -123,10 +123,15 @@ def solve_accumulation(
     return answer
 
 
-def solve_baselines(accumulation: Accumulation) -> dict[str, SolvedAccumulation]:
-    """Return the choices that people make, solved, by name, as far as they may fit."""
+def solve_baselines(
+    accumulation: Accumulation, names: Collection[str] | None = None
+) -> dict[str, SolvedAccumulation]:
+    """Return the choices that people make, solved, by name, as far as they may fit; with ``names``
+    those of these names.
+    """
     choices = _Search(accumulation).choices_of_people()
-    return {name: accumulation.solve(choice) for name, choice in choices.items()}
+    asked = choices.keys() if names is None else names
+    return {name: accumulation.solve(choices[name]) for name in choices if name in asked}
 
 
 class _Search:

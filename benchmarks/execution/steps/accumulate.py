@@ -166,8 +166,7 @@ def _choices(
     accumulation: Accumulation, request: SolveRequest
 ) -> dict[str, tuple[frozenset[str], Sent]]:
     """Return entries, and schedules of each micro-batch, by the name of the choice."""
-    baselines = solve_baselines(accumulation)
-    found = {name: baselines[name] for name in _NAMED}
+    found = solve_baselines(accumulation, _NAMED)
     peaks = found["none"].peak_bytes, found["once"].peak_bytes
     tight = replace(request, memory_cap=MemoryCap(size_bytes=sum(peaks) // 2))
     step = Step.of(accumulation.step.graphs, tight, Progress(quiet=True))

@@ -23,21 +23,7 @@ pytestmark = pytest.mark.ranks  # steps that others disturb run again
 
 @pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
 def test_every_schedule_runs_and_holds_the_memory_that_was_predicted(tmp_path, capsys):
-    small = [
-        "--parts",
-        "network",
-        "--rates",
-        "2000",
-        "--rounds",
-        "2",
-        "--seq",
-        "32",
-        "--budget",
-        "0.05",
-        "-o",
-        str(tmp_path),
-    ]
-    assert main(small) == 0
+    assert main(["--smoke", "--parts", "network", "-o", str(tmp_path)]) == 0
     table = capsys.readouterr().out
     (numbers,) = tmp_path.glob("*.json")
     (run,) = json.loads(numbers.read_text())["networks"].values()
@@ -54,9 +40,9 @@ def test_every_schedule_runs_and_holds_the_memory_that_was_predicted(tmp_path, c
     assert {row["name"] for row in report["schedules"]} == names
     for row in report["schedules"]:
         assert row["name"] in table
-        assert (
-            2 <= len(row["measured_us"]) <= len(row["others_cores"]) <= 4
-        )  # more than two where something disturbed them
+        assert len(row["measured_us"]) == len(row["others_cores"]) == 2, (
+            "--smoke measures once, whatever runs beside it"
+        )
         for graph in row["memory"]:
             assert graph["nodes_apart"] == 0, row["name"]
             assert graph["counted_bytes"] == graph["predicted_bytes"]
@@ -69,7 +55,7 @@ def test_every_schedule_runs_and_holds_the_memory_that_was_predicted(tmp_path, c
         report["captured_beside_profiler_us"][when] for when in ("first", "in_rounds")
     )
     assert len(first) == 2
-    assert 2 <= len(in_rounds) <= 5  # the round that warms up is profiled, too
+    assert 2 <= len(in_rounds) <= 3  # the round that warms up is profiled, too
     assert "solved with profiles of 2 steps as captured" in table
     (alone_us,) = (
         row["predicted_alone_us"] for row in report["schedules"] if row["name"] == "as_captured"
