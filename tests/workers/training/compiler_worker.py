@@ -80,10 +80,14 @@ def compare(expected: Record, found: Record) -> dict[str, float]:
 
 
 def compared(
-    module: nn.Module, inputs: list[tuple[torch.Tensor, ...]], plain: str, **settings: object
+    module: nn.Module,
+    inputs: list[tuple[torch.Tensor, ...]],
+    plain: str | Record,
+    **settings: object,
 ) -> dict[str, object]:
+    """Compare with ``plain``, a backend of torch, or what training under one has recorded."""
     backend = apsched.backend(**{**QUICK, **settings})
-    expected = train(module, inputs, plain)
+    expected = train(module, inputs, plain) if isinstance(plain, str) else plain
     found = train(module, inputs, backend)
     counts = [
         (r.problem.name, len(r.problem.collectives), r.best.num_launches) for r in backend.results

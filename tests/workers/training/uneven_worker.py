@@ -7,6 +7,7 @@ usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 import json
 import os
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from apsched.compiler import schedule_graph
 from tests.helpers.graphs.small_models import shard
-from tests.workers.training.compiler_worker import NUM_STEPS, compared
+from tests.workers.training.compiler_worker import NUM_STEPS, Record, compared, train
 
 
 def odd_layers() -> nn.Module:
@@ -27,12 +28,22 @@ def odd_layers() -> nn.Module:
     )
 
 
-def odd(**settings: object) -> dict[str, object]:
+def odd_case() -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
+    """Return module and inputs, the same in each call."""
     torch.manual_seed(0)
     module = shard(odd_layers(), init_device_mesh("cpu", (dist.get_world_size(),)))
     torch.manual_seed(dist.get_rank())
-    inputs = [(torch.randn(4, 64),)] * NUM_STEPS
-    return compared(module, inputs, **settings)
+    return module, [(torch.randn(4, 64),)] * NUM_STEPS
+
+
+@cache
+def without(plain: str) -> Record:
+    """Return what training under torch's backend records, once for all settings of apsched."""
+    return train(*odd_case(), plain)
+
+
+def odd(plain: str, **settings: object) -> dict[str, object]:
+    return compared(*odd_case(), without(plain), **settings)
 
 
 def one_fails(**settings: object) -> dict[str, object]:
