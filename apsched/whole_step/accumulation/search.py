@@ -130,8 +130,11 @@ def solve_baselines(
     those of these names.
     """
     choices = _Search(accumulation).choices_of_people()
-    asked = choices.keys() if names is None else names
-    return {name: accumulation.solve(choices[name]) for name in choices if name in asked}
+    return {
+        name: accumulation.solve(choice)
+        for name, choice in choices.items()
+        if names is None or name in names
+    }
 
 
 class _Search:
