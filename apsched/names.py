@@ -160,3 +160,17 @@ def in_node(name: str) -> str:
 def is_in_node(entry: str) -> bool:
     """Return whether an entry is about a parameter that is resharded in its node."""
     return mark_of(entry) == IN_NODE
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return process ranks as people write them.
+
+    >>> ranks_text([3]), ranks_text(range(8)), ranks_text([0, 1]), ranks_text([0, 8, 16])
+    ('process rank 3', 'process ranks 0 to 7', 'process ranks 0, 1', 'process ranks 0 to 16 by 8')
+    """
+    if len(ranks) == 1:
+        return f"process rank {ranks[0]}"
+    step = ranks[1] - ranks[0]
+    if len(ranks) > 2 and step > 0 and tuple(ranks) == tuple(range(ranks[0], ranks[-1] + 1, step)):
+        return f"process ranks {ranks[0]} to {ranks[-1]}" + (f" by {step}" if step > 1 else "")
+    return f"process ranks {', '.join(map(str, ranks[:8]))}" + (", ..." if ranks[8:] else "")

@@ -13,6 +13,7 @@ from apsched.costs.clusters.cluster import Cluster, load_cluster
 from apsched.errors import InputError
 from apsched.graph.garbage import rare_garbage_collection
 from apsched.graph.reprice import repriced, unmatched
+from apsched.names import ranks_text
 from apsched.pipeline.assumptions import check_hints
 from apsched.pipeline.cost_choice import (
     CostChoice,
@@ -271,15 +272,19 @@ def with_apart(joint: LoadedGraph, apart: Sequence[LoadedGraph]) -> LoadedGraph:
 
 
 def _axes_of_groups(source: OpenedSource, graphs: Sequence[LoadedGraph]) -> tuple[str, ...]:
-    """Return a note on the mesh axes of the process groups that the graphs use."""
+    """Return a note on the mesh axes of the process groups that the graphs use, or their process
+    ranks, where the model has a mesh of its own.
+    """
     if source.mesh is None:
         return ()
     ranks = {n: graph.group_ranks.get(n, ()) for graph in graphs for n in graph.problem.streams}
     axes = {name: source.mesh.axes_of(known) for name, known in ranks.items()}
     named = (
         f"group {name} is mesh axis {axis} ({len(ranks[name])} process ranks)"
-        for name, axis in axes.items()
         if axis
+        else f"group {name} has {ranks_text(ranks[name])}"
+        for name, axis in axes.items()
+        if ranks[name]
     )
     note = ", ".join(named)
     return (note,) if note else ()

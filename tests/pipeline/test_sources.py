@@ -133,6 +133,23 @@ def test_groups_of_a_mesh_are_named_by_their_axes() -> None:
         )
 
 
+def test_groups_of_another_mesh_have_their_process_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_mesh.py").write_text(
+        "import torch\nfrom torch.distributed.device_mesh import init_device_mesh\n"
+        "from torch.distributed.fsdp import fully_shard\n\n\ndef build():\n"
+        "    mesh = init_device_mesh('cpu', (2, 4), mesh_dim_names=('dp', 'cp'))\n"
+        "    model = fully_shard(torch.nn.Linear(8, 8), mesh=mesh['dp'])\n"
+        "    return model, torch.zeros(4, 8)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    request = SourceRequest(source="own_mesh:build", mesh="fsdp=8")
+    with loaded(request, CostChoice(), "forward", Progress(quiet=True)) as source:
+        (group,) = source.graphs[0].problem.streams
+        assert source.notes[0] == f"group {group} has process ranks 0, 4"
+
+
 def test_tokens_of_a_step_are_those_of_all_micro_batches(run: Run) -> None:
     def rate(*words: str) -> float:
         source = ("llama3-debug", "--mesh", "fsdp=4", "--seq", "64", "--layers", "1")

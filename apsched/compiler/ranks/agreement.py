@@ -43,7 +43,6 @@ from apsched.compiler.ranks.failures import (
     in_words,
     other_settings,
     raise_failure,
-    ranks_text,
 )
 from apsched.compiler.ranks.job import DEFAULT_DEADLINE_S, Job, running_job
 from apsched.compiler.ranks.launches import (
@@ -55,6 +54,7 @@ from apsched.compiler.ranks.launches import (
     parse_launches,
 )
 from apsched.errors import AgreementError, ApschedError
+from apsched.names import ranks_text
 from apsched.torch_compat.graphs import process_group_names
 
 _LINGER = 0.1

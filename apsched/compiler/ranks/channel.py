@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apsched.compiler.ranks.failures import ranks_text
 from apsched.compiler.ranks.job import Job
 from apsched.errors import AgreementError
+from apsched.names import ranks_text
 
 ORDERS_BY, FINDINGS_BY, VERDICT_BY = 0.8, 0.9, 1.0
 """Shares of the deadline: who is nearer to the cause gives up first, and names it."""

@@ -32,19 +32,6 @@ def in_words(error: BaseException, rank: int) -> ApschedError:
     return ApschedError(f"{prefix}unexpected {type(error).__name__}: {error}{bug}")
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return process ranks as people write them."""
-    if len(ranks) == 1:
-        return f"process rank {ranks[0]}"
-    whole = list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
-    listed = (
-        f"{ranks[0]} to {ranks[-1]}"
-        if whole and len(ranks) > 2
-        else ", ".join(map(str, ranks[:8])) + (", ..." if ranks[8:] else "")
-    )
-    return f"process ranks {listed}"
-
-
 def differences(
     own: Mapping[str, str], theirs: Mapping[str, str], without: Sequence[str] = ()
 ) -> str:
