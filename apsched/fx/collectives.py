@@ -156,6 +156,11 @@ def collective_kind(node: torch.fx.Node) -> CollectiveKind | None:
     return _KIND_OF_OPERATOR.get(name) if namespace in _FUNCTIONAL_NAMESPACES else None
 
 
+def has_gradient(node: torch.fx.Node) -> bool:
+    """Whether ``node`` starts a collective that autograd differentiates."""
+    return is_collective(node) and _operator(node)[0] == "_c10d_functional_autograd"
+
+
 def reduce_op(node: torch.fx.Node) -> str:
     """Return the reduction of a start node in lower case (``sum``, ``avg``, ...), or an empty
     string.

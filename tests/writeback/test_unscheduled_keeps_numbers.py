@@ -10,6 +10,8 @@ pytestmark = pytest.mark.ranks
 
 ALSO_SCHEDULED = {"a wait of a view": 1, "resize_storage_bytes_": 1, "resize_": 1}
 ALSO_SCHEDULED |= {"one start of several results": 2, "gathers of bytes": 1}
+ALSO_SCHEDULED |= {"results used by their place": 4, "gathers of autograd, and complex sums": 2}
+ALSO_SCHEDULED |= {"sums that are reduced again in place": 4}
 ALSO_SCHEDULED |= {"in place, and a wait in the caller": 1, "cond with a collective": 2}
 """Collectives of the thing in each layer that are, beside a gather and a reduce-scatter."""
 

@@ -13,6 +13,7 @@ from apsched.fx.collectives import (
     CollectiveCall,
     describe,
     group_sizes,
+    has_gradient,
     input_nodes,
     is_blocking_collective,
     is_collective,
@@ -23,6 +24,7 @@ from apsched.fx.collectives import (
 from apsched.fx.effects.effects import Effects
 from apsched.fx.subgraphs import with_all_inside
 from apsched.fx.tensors import is_cast, is_contiguous
+from apsched.graph.export.fixed_places import storages_at_fixed_places
 from apsched.graph.export.order_edges import order_edges
 from apsched.graph.export.placement import Placement, placement_of
 from apsched.graph.export.storages import NodeStorages, StorageTable, release, trace_storages
@@ -53,6 +55,8 @@ class Analysis:
     placement: Placement
     fsdp: frozenset[int]
     """Starts of FSDP collectives."""
+    at_fixed_places: frozenset[int]
+    """Storages that the graph uses by their place."""
 
 
 def analyse(captured: CapturedGraph, group_ranks: Mapping[str, tuple[int, ...]]) -> Analysis:
@@ -92,6 +96,7 @@ def analyse(captured: CapturedGraph, group_ranks: Mapping[str, tuple[int, ...]])
         group_sizes=sizes,
         placement=placement,
         fsdp=placement.from_inputs | placement.to_outputs,
+        at_fixed_places=storages_at_fixed_places(nodes, table.of_node),
     )
 
 
@@ -136,8 +141,12 @@ def is_bucketable(analysis: Analysis, start: int) -> bool:
     )
     if start not in analysis.fsdp or call.kind not in BUCKET_KINDS:
         return False
-    if call.coalesced or call.in_place or num_members(node) > 1:
+    if call.coalesced or call.in_place or num_members(node) > 1 or has_gradient(node):
         return False
+    if call.kind != CollectiveKind.ALL_GATHER and not analysis.at_fixed_places.isdisjoint(
+        analysis.table.of_node[start].allocates
+    ):
+        return False  # its result is a part of the bucket's
     if tuple(node.users) != (wait,) or wait.args[:1] != (node,):
         return False
     tensors = [*tensors_of(node), *(t for source in input_nodes(node) for t in tensors_of(source))]
@@ -147,6 +156,8 @@ def is_bucketable(analysis: Analysis, start: int) -> bool:
         len(tensors) == 2
         and all(is_contiguous(t) for t in tensors)
         and tensors[0].dtype == tensors[1].dtype
+        and not (call.kind == CollectiveKind.ALL_GATHER and tensors[0].is_complex())
+        # gathers into a buffer refuse complex numbers (distributed_c10d.py)
         and _sizes_match(call)
     )
 

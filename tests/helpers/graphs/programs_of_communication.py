@@ -74,6 +74,27 @@ def _gathered_bytes(x, state, group, peer):
     return [whole.view(torch.float8_e4m3fn).float(), x.cos()]
 
 
+def _used_by_place(x, state, group, peer):
+    """Sums of which a view takes an offset of its own, or elements that need an even offset."""
+    odd = summed(x[0, :3].clone(), group)
+    part = torch.as_strided(summed(x.sin(), group), (2, 8), (8, 1), 8)
+    numbers = torch.view_as_complex(summed(x.cos().view(-1, 2), group))
+    return [odd, part * 2, numbers, summed(x.tan(), group).view(torch.float64)]
+
+
+def _parts_in_place(x, state, group, peer):
+    """Sums that later transfers write, all of them under way at once."""
+    sums = [summed(x.sin(), group), summed(x.cos(), group)]
+    starts = [c10d.all_reduce_(one, "max", group) for one in sums]
+    return [c10d.wait_tensor(start) * 2 for start in starts]
+
+
+def _differentiable_and_complex(x, state, group, peer):
+    """A gather that autograd knows, in no bucket, and sums of complex numbers."""
+    whole = torch.ops._c10d_functional_autograd.all_gather_into_tensor(state, 2, group)
+    return [c10d.wait_tensor(whole), summed(torch.complex(x, x.sin()), group)]
+
+
 def _point_to_point(x, state, group, peer):
     before = state * 2
     sent = c10d.isend(x.sin(), peer, 0, group)
@@ -180,6 +201,9 @@ THINGS: dict[str, Thing] = {
     "one wait for two": _one_wait_for_two,
     "one start of several results": _several_results,
     "gathers of bytes": _gathered_bytes,
+    "results used by their place": _used_by_place,
+    "sums that are reduced again in place": _parts_in_place,
+    "gathers of autograd, and complex sums": _differentiable_and_complex,
     "isend and irecv": _point_to_point,
     "batch_p2p_ops": _batch_point_to_point,
     "resize_storage_bytes_": _resized_storage,
