@@ -93,8 +93,8 @@ def _whole_and_part(
         sent, rows = arguments["A"], prod(shape_of(_products(result)[0])[:-1])
         yield rows * shape_of(arguments["Bs"][0])[0], *_elements(sent)
     elif name in _REDUCED:
-        product = product_flops(name, arguments, result) // (2 * shape_of(arguments["A"])[-1])
-        yield product, *_elements(result)
+        product = (*shape_of(arguments["A"])[:-1], shape_of(arguments["B"])[-1])
+        yield prod(product), *_elements(result)
     else:
         given = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
         for pair in zip(given, tensors_in(result), strict=True):
