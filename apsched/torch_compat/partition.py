@@ -70,16 +70,6 @@ def _states_as_tensors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_function_modes() -> Iterator[None]:
-    """Run the body without the modes that see each function of torch (torch/overrides.py)."""
-    overrides: Any = importlib.import_module("torch.overrides")
-    with contextlib.ExitStack() as stack:
-        for _ in overrides._get_current_function_mode_stack():
-            stack.enter_context(overrides._pop_mode_temporarily())
-        yield
-
-
-@contextlib.contextmanager
 def flex_attention_uncompiled() -> Iterator[None]:
     """Have ``flex_attention`` call its operator, which fake tensors run, and not compile itself
     first (torch/nn/attention/flex_attention.py, _FLEX_ATTENTION_DISABLE_COMPILE_DEBUG): a later
@@ -97,26 +87,16 @@ def flex_attention_uncompiled() -> Iterator[None]:
 @contextlib.contextmanager
 def _flex_attention_as_compiled() -> Iterator[None]:
     """Have torch trace ``flex_attention`` as if it was compiled for a GPU
-    (torch/nn/attention/flex_attention.py): with gradients on CPU, where no backward kernel exists;
-    without the warning that calls run unfused, since none runs; and outside of the modes of the
-    trace, whose code its own compilation cannot follow.
+    (torch/nn/attention/flex_attention.py): with gradients on CPU, where no backward kernel exists,
+    and without the warning that calls run unfused, since none runs.
     """
     flex: Any = importlib.import_module("torch.nn.attention.flex_attention")
-    original = {name: getattr(flex, name) for name in ("_validate_device", "_warn_once")}
-    original["setup_compilation_env"] = compilation = flex.setup_compilation_env
-
-    @contextlib.contextmanager
-    def outside() -> Iterator[Any]:
-        with compilation() as backend, _without_function_modes():
-            yield backend
-
+    before = flex._validate_device, flex._warn_once
     flex._validate_device = flex._warn_once = lambda *_, **__: None
-    flex.setup_compilation_env = outside
     try:
         yield
     finally:
-        for name, value in original.items():
-            setattr(flex, name, value)
+        flex._validate_device, flex._warn_once = before
 
 
 @contextlib.contextmanager

@@ -95,6 +95,27 @@ def test_the_blocks_of_a_mask_of_the_module_are_known():
     assert flops[0] == [dense * 10 // 16 for dense in flops[1]]
 
 
+@pytest.mark.parametrize("unit", [False, True])
+def test_a_mask_may_depend_on_inputs(unit):
+    """As that of documents, made in forward: its numbers are inputs of both operators."""
+
+    class Documents(Attention):
+        def forward(self, x, document):
+            def same(b, h, q, k):
+                return (document[q] == document[k]) & (q >= k)
+
+            mask = create_block_mask(same, None, None, LENGTH, LENGTH, device="cpu")
+            return super().forward(x, mask)
+
+    with world(NUM_RANKS):
+        module = Documents(Core())
+        document = torch.arange(LENGTH) // 100
+        capture = captured(fully_shard(module) if unit else module, whole(), document)
+    for call in calls(capture, "flex_attention"):
+        (numbers,) = call.args[-1]
+        assert numbers.meta["val"].shape == document.shape
+
+
 def test_context_parallelism_gathers_keys_and_values():
     with world(NUM_RANKS):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
