@@ -8,6 +8,7 @@ solver chooses the buckets. Names stay those of the module. Parameters that are 
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from apsched.errors import InputError
+from apsched.fx.collectives import is_communication
 from apsched.models.collectives import sum_gradient
 from apsched.models.mesh import ALONE, Group, Meshes, MeshSpec, group_of
 from apsched.models.options import ModelOptions
@@ -30,7 +32,6 @@ from apsched.torch_compat.graphs import fake_mode_of
 from apsched.torch_compat.partition import flex_attention_uncompiled
 
 _DATA_AXES = ("replicate", "fsdp")
-_FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd", "c10d")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,10 +147,8 @@ def is_distributed(module: nn.Module, inputs: tuple[Any, ...]) -> str:
     if any(isinstance(tensor, DTensor) for tensor in _state(module).values()):
         return "DTensor parameters"
     watch = _CollectiveWatch()
-    try:
+    with suppress(Exception):  # the capture says why, with the line of the user's file
         _run_fake(module, inputs, watch)
-    except Exception:  # the capture says why, with the line of the user's file
-        return ""
     return "collectives" if watch.found else ""
 
 
@@ -278,14 +277,16 @@ def gather_when_read(module: nn.Module, reads: Mapping[str, Read]) -> None:
 
 
 class _CollectiveWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees whether an operator of a process group is called."""
+    """Sees whether an operator talks to other process ranks."""
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found |= getattr(func, "namespace", "") in _FUNCTIONAL
+        self.found |= is_communication(func)
         return func(*args, **(kwargs or {}))
 
 

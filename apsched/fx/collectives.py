@@ -234,7 +234,7 @@ def ranks_of_groups(
     """
     found = {name: tuple(ranks) for name, ranks in group_ranks.items()}
     for node in nodes:
-        if is_collective(node) or is_blocking_collective(node):
+        if is_collective(node) or is_blocking_collective(node) or kind_inside(node.target):
             name = group_name(node)
             if name not in found and (ranks := torch_private.ranks_of_group(name)):
                 found[name] = ranks

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.experimental._context_parallel._attention import _ContextParallel
@@ -128,6 +129,28 @@ def test_context_parallelism_gathers_keys_and_values():
         assert capture.group_ranks[gather.args[-1]] == tuple(ranks) == (0, 1)
     assert gather.meta["val"][0].shape == (1, 4, LENGTH, 16)
     assert backward.meta["val"][0].shape == (1, 4, LENGTH // 2, 16)
+
+
+def test_a_module_with_context_parallelism_is_distributed_already():
+    with world(NUM_RANKS):
+        mesh = init_device_mesh("cpu", (NUM_RANKS,))
+        module = Attention(Core())
+        style = _ContextParallel(2, _ContextParallel.AttentionType.FLEX)
+        parallelize_module(module.core, mesh, style)
+        capture = captured(module, torch.zeros(1, LENGTH // NUM_RANKS, DIM))
+    assert any("has collectives of its own" in warning for warning in capture.warnings)
+    assert not calls(capture, "all_gather_into_tensor")
+    assert len(calls(capture, "flex_cp_allgather")) == 2
+
+
+def test_a_collective_behind_attention_is_seen():
+    class Reduced(Attention):
+        def forward(self, x, mask=None):
+            return all_reduce(super().forward(x), "sum", dist.group.WORLD)
+
+    with world(NUM_RANKS):
+        capture = captured(Reduced(Core()), whole())
+    assert any("has collectives of its own" in warning for warning in capture.warnings)
 
 
 def test_a_parameter_that_is_not_registered_is_refused():

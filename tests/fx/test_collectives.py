@@ -183,6 +183,8 @@ def test_a_group_that_only_the_registry_of_torch_knows():
             assert group_sizes([reduce], {}) == {"alias": 4}
             assert ranks_of_groups([reduce], {}) == {"alias": (0, 2, 4, 6)}
             assert ranks_of_groups([reduce], {"alias": (5, 6)}) == {"alias": (5, 6)}
+            inside = call(torch.ops.cplib.flex_cp_allgather.default, "x", "x", 2, "alias")
+            assert ranks_of_groups([inside], {}) == {"alias": (0, 2, 4, 6)}
             two = call(c10d.all_gather_into_tensor.default, "x", 2, "alias", result=(16, 4))
             assert group_sizes([reduce, two], {"alias": tuple(range(256))}) == {"alias": 2}
     assert ranks_of_groups([reduce], {}) == {}
