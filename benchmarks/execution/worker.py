@@ -73,7 +73,7 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     # as TorchTitan does: with one trace in memory a collection takes 0.3 s, in whichever step
     gc.disable()
     ordered_gloo.init(process_rank, world_size, f"file://{folder}/store", timedelta(seconds=300))
-    built = _built(request, world_size)
+    built = built_model(request, f"fsdp={world_size}")
     capture = capture_built(built)
     calibration = Calibration(
         built, capture, folder, most_tries=1 if request["once"] else MOST_TRIES
@@ -128,10 +128,11 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def _built(request: Mapping[str, Any], world_size: int) -> BuiltModel:
+def built_model(request: Mapping[str, Any], mesh: str) -> BuiltModel:
+    """Return the model that runs on ``mesh``, with parameters and inputs of the request."""
     return build(
         "llama3-small",
-        mesh=MeshSpec.parse(f"fsdp={world_size}"),
+        mesh=MeshSpec.parse(mesh),
         seq_len=request["seq_len"],
         num_layers=request["num_layers"],
         options=ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32),

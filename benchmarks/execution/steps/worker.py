@@ -18,9 +18,7 @@ import torch
 import torch.distributed as dist
 
 from apsched.capture.captured import Capture
-from apsched.models.build import BuiltModel, build
-from apsched.models.mesh import MeshSpec
-from apsched.models.options import ModelOptions
+from apsched.models.build import BuiltModel
 from apsched.models.preset_capture import capture_built
 from apsched.names import NEXT, SUM, mark_of
 from apsched.problem.contention import contention_json
@@ -32,7 +30,7 @@ from benchmarks.execution.steps.accumulate import AccumulatedRun, accumulated_ru
 from benchmarks.execution.steps.keep import keep_runs
 from benchmarks.execution.steps.micro_batches import both_batches, capture_both, micro_batch_runs
 from benchmarks.execution.steps.step_run import StepRun, is_close, is_same
-from benchmarks.execution.worker import WARM_UPS, by_turns, predicted_us
+from benchmarks.execution.worker import WARM_UPS, built_model, by_turns, predicted_us
 
 MICRO_BATCHES = "micro_batches"
 MADE: dict[str, Callable[..., Sequence[Any]]] = {
@@ -91,14 +89,7 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
 def _captured(request: Mapping[str, Any], world_size: int) -> tuple[BuiltModel, Capture]:
     """Return the model with the inputs of the whole step, and its graphs."""
     keeps = request["part"] != MICRO_BATCHES
-    built = build(
-        "llama3-small",
-        mesh=MeshSpec.parse(f"{'fsdp' if keeps else 'tp'}={world_size}"),
-        seq_len=request["seq_len"],
-        num_layers=request["num_layers"],
-        options=ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32),
-        materialize=True,
-    )
+    built = built_model(request, f"{'fsdp' if keeps else 'tp'}={world_size}")
     if keeps:
         return built, capture_built(built)
     both = both_batches(built)

@@ -4,11 +4,10 @@ buckets.
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from apsched.capture.fake_world import world
 from apsched.graph.export.export import export_graph
-from apsched.torch_compat import graphs as torch_private
 from tests.helpers.graphs.instrumented import UnitCosts, capture_of
 
 aten = torch.ops.aten
@@ -18,9 +17,8 @@ WORLD = 4
 
 @pytest.fixture(scope="module", autouse=True)
 def group():
-    dist.init_process_group("fake", store=torch_private.fake_store(), rank=0, world_size=WORLD)
-    yield
-    dist.destroy_process_group()
+    with world(WORLD):
+        yield
 
 
 def gathered(x):
