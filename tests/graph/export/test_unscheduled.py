@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.capture.graph_module import capture_graph
 from apsched.config import Caps
+from apsched.fx.effects.of_node import effects_of
 from apsched.graph.export.export import export_graph
 from apsched.kinds import NodeKind
 from apsched.problem.build import build_problem
@@ -207,3 +208,16 @@ def test_a_tensor_that_takes_another_storage_stands_for_both():
     records = by_name(dag)
     assert dag.has_edge(records["tan_default"].rank, records["mul__tensor"].rank)
     assert dag.has_edge(records["mul__tensor"].rank, records["neg_default"].rank)
+
+
+def test_keys_and_values_that_a_body_gathers_are_communication_of_its_group():
+    def body(x):
+        keys, values = torch.ops.cplib.flex_cp_allgather(x, x, 0, GROUP)
+        return keys * values
+
+    def step(x):
+        return torch.cond(x.sum() > 0, body, body, (x,))
+
+    module = make_fx(step, tracing_mode="fake")(torch.ones(4, 4))
+    (cond,) = (node for node in module.graph.nodes if "cond" in str(node.target))
+    assert effects_of(cond).communicates == (GROUP,)
