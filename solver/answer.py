@@ -167,10 +167,16 @@ def as_given(task: Task, given: Scored) -> Answer:
 
 
 def result_of(
-    task: Task, answer: Answer, *, given: Scored | None, uncontended: Scored | None
+    task: Task,
+    answer: Answer,
+    *,
+    given: Scored | None,
+    uncontended: Scored | None,
+    explained: bool,
 ) -> SolveResult:
     """Return the best of ``answer``, the baselines, the schedule ``given``, and the answer without
-    contention, within the slack of the fastest of all.
+    contention, within the slack of the fastest of all; where nothing fits, the reasons if that is
+    to be ``explained``.
     """
     problem, caps = task.whole.instance.problem, task.whole.instance.caps
     if task.is_cut:  # where kernels are whole, compute is faster: only bounds for all orders hold
@@ -190,7 +196,7 @@ def result_of(
     others = task.made if given is None else (*task.made, given)
     fitting = [s for s in (scored, *others) if s is not None and s.fits]
     if not fitting:
-        return _infeasible(task, answer)
+        return _infeasible(task, answer, explained=explained)
     fastest = min(s.step_time_ticks for s in fitting)
     if answer.fastest_ticks and scored is not None and scored.fits:
         fastest = min(fastest, answer.fastest_ticks)
@@ -200,9 +206,9 @@ def result_of(
     return _found(task, answer, best, limit, is_answer=best is scored)
 
 
-def _infeasible(task: Task, answer: Answer) -> SolveResult:
+def _infeasible(task: Task, answer: Answer, *, explained: bool) -> SolveResult:
     return SolveResult.infeasible(
-        explain(task.fitting.instance, task.options),
+        explain(task.fitting.instance, task.options) if explained else None,
         bound_ticks=answer.bound.ticks,
         bound_source=answer.bound.source,
         baselines=task.made,

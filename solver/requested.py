@@ -45,7 +45,8 @@ def solve_requested(
 ) -> SolveResult:
     """As :func:`apsched.solver.solve`; compute stays as captured where moving it does not pay,
     ``start`` moves none, and the memory cap leaves room for that order. Chains that do not depend
-    on each other are interleaved where that is faster.
+    on each other are interleaved where that is faster. ``search_alone`` also leaves out the reasons
+    why no schedule fits.
     """
     caps, options = caps or Caps(), options or SolveOptions()
     if has_chains(problem, caps):
@@ -54,14 +55,15 @@ def solve_requested(
     if start is not None and verify(problem, start, searched) and not verify(problem, start, caps):
         searched = caps
     solve = partial(solve_any, options=options, start=start, search_alone=search_alone)
+    explained = not search_alone
     if searched == caps:
-        return solve(problem, caps, progress=progress)
+        return solve(problem, caps, progress=progress, explained=explained)
     instance = Instance.of(problem, caps)
     bound = best_bound(instance, Orders(instance))
     shown = _with_bound(progress, bound)
-    found = solve(problem, searched, progress=shown)
+    found = solve(problem, searched, progress=shown, explained=False)
     if found.best is None or _is_short(instance.within(searched)):
-        moved = solve(problem, caps, progress=progress)
+        moved = solve(problem, caps, progress=progress, explained=explained)
         if found.best is None or (
             moved.best is not None and moved.best.step_time_ticks < found.best.step_time_ticks
         ):

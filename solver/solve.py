@@ -35,6 +35,7 @@ def solve(
     progress: Progress | None = None,
     start: Schedule | None = None,
     search_alone: bool = False,
+    explained: bool = True,
 ) -> SolveResult:
     """Return the fastest schedule found within ``caps``, with a proven bound.
 
@@ -42,7 +43,8 @@ def solve(
     nothing slower is returned, and where it is so near the bound that the search would stop there,
     nothing is searched; where it does not keep them it is not looked at. ``search_alone`` leaves
     CP-SAT out of small problems, but for the least memory. Raises InputError for a problem that
-    breaks its own specification; caps that nothing keeps are an answer, not an error.
+    breaks its own specification; caps that nothing keeps are an answer, not an error, with the
+    reasons where it is ``explained``.
     """
     options = options or SolveOptions()
     instance = Instance.of(problem, caps)
@@ -68,7 +70,7 @@ def solve(
 
     uncontended = None
     if problem.contention is not None:  # solved twice: without contention is a start, too
-        alone = solve(with_contention(problem, None), caps, options)
+        alone = solve(with_contention(problem, None), caps, options, explained=False)
         uncontended = rescored(instance, alone.best)
 
     given, left_out = scored_start(instance, start), False
@@ -79,7 +81,7 @@ def solve(
         answer = solve_large(task) if search_alone else solve_whole(task)
     else:
         answer = solve_large(task, like=uncontended)
-    result = result_of(task, answer, given=given, uncontended=uncontended)
+    result = result_of(task, answer, given=given, uncontended=uncontended, explained=explained)
     return replace(result, may_improve=left_out)
 
 

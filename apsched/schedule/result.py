@@ -219,6 +219,7 @@ class SolveResult:
     deterministic_work: float
     """CP-SAT's deterministic time."""
     infeasibility: Infeasibility | None
+    """The reasons why no schedule fits; ``None`` where one does, or where they were left out."""
     search_ticks: int = 0
     """The least step time of the search, from which CP-SAT started; 0 where CP-SAT did not run, or
     had nothing to start from.
@@ -229,6 +230,11 @@ class SolveResult:
     """
     may_improve: bool = False
     """Whether CP-SAT was left out on request: it may find a faster schedule."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing was left out: CP-SAT, or the reasons why no schedule fits."""
+        return not self.may_improve and (self.best is not None or self.infeasibility is not None)
 
     @property
     def knee(self) -> TradeOff | None:
@@ -295,7 +301,7 @@ class SolveResult:
     @classmethod
     def infeasible(
         cls,
-        why: Infeasibility,
+        why: Infeasibility | None,
         *,
         bound_ticks: int,
         bound_source: str,
@@ -305,7 +311,7 @@ class SolveResult:
         solved_by: str,
         deterministic_work: float = 0.0,
     ) -> Self:
-        """Return the answer that there is no schedule, and ``why``."""
+        """Return the answer that there is no schedule, and ``why``; ``None`` leaves that out."""
         return cls(
             status=Status.INFEASIBLE,
             best=None,

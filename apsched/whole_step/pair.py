@@ -23,11 +23,7 @@ from apsched.problem.contention_spec import with_node_groups
 from apsched.problem.problem import Problem, with_contention
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
-from apsched.solver.arrays.instance import Instance
-from apsched.solver.arrays.reordered import Orders
-from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
 from apsched.solver.bounds.whole_step import bytes_beside, seam_bytes
-from apsched.solver.interleave.least_memory import has_chains
 from apsched.solver.requested import solve_requested
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice, Parameter
@@ -74,6 +70,11 @@ class SolvedChoice:
     def may_improve(self) -> bool:
         """Whether CP-SAT was left out, which may find faster schedules."""
         return any(result.answer.may_improve for result in self.results)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing was left out: CP-SAT, or the reasons why nothing fits."""
+        return all(result.answer.is_final for result in self.results)
 
     @property
     def bound_ticks(self) -> int:
@@ -295,7 +296,7 @@ class Step:
     def solve(self, kept: Choice, *, search_alone: bool = False) -> SolvedChoice:
         """Return both graphs solved with the parameters ``kept``; each choice once."""
         known = self.solved.get(kept)
-        if known is None or (known.may_improve and not search_alone):
+        if known is None or not (known.is_final or search_alone):
             graphs = self.under(kept)
             beside = self.beside_bytes(kept)
             size = sum(self.entry_bytes[entry] for entry in kept)
@@ -339,25 +340,15 @@ class Step:
         return solve_on_one_device(graphs, caps, self.request, solve)
 
     def solve_graph(self, graph: LoadedGraph, caps: Caps, *, search_alone: bool = False) -> Result:
-        """Return ``graph`` solved within ``caps``; ``search_alone`` without CP-SAT."""
+        """Return ``graph`` solved within ``caps``; ``search_alone`` without CP-SAT, and without the
+        reasons if nothing fits.
+        """
 
         def report(stage: str, *figures: float) -> None:
             self.progress.solver(f"{graph.problem.name}, {stage}", *figures)
 
         search = partial(solve_requested, search_alone=search_alone, progress=report)
         return solve_graph(graph, self.request, Progress(quiet=True), caps=caps, search=search)
-
-
-def exceeds(graph: LoadedGraph, caps: Caps) -> bool:
-    """Return whether a lower bound of the peak of ``graph``, over every order of compute that
-    ``caps`` allow, exceeds the memory cap.
-    """
-    cap_bytes = caps.memory_cap_bytes
-    if cap_bytes is None:
-        return False
-    max_move = None if has_chains(graph.problem, caps) else caps.max_compute_move
-    orders = Orders(Instance.of(graph.problem, caps))
-    return memory_bound_of_any_order(orders, max_move) > cap_bytes
 
 
 def pair_of(graphs: Iterable[LoadedGraph], stated: str = "") -> Graphs:

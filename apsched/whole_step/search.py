@@ -434,7 +434,7 @@ def _best_ticks(step: Step) -> float:
 def _least_memory_within_slack(step: Step, baselines: Mapping[str, Choice]) -> SolvedChoice:
     fitting = [solved for solved in step.solved.values() if solved.fits]
     if not fitting:
-        return step.solved[baselines[NONE]]
+        return step.solve(baselines[NONE])  # with the reasons
     least = min(solved.step_ticks for solved in fitting)
     limit = min(
         int(least * (1 + step.request.options.time_slack)),

@@ -61,6 +61,18 @@ def least_memory(
     return min_memory.least_memory(replace(problem, chains=()), caps, options)[0], bound
 
 
+def exceeds_memory_cap(problem: Problem, caps: Caps) -> bool:
+    """Return whether a lower bound of the peak, over every order of compute that ``caps`` allow,
+    exceeds the memory cap.
+    """
+    cap_bytes = caps.memory_cap_bytes
+    if cap_bytes is None:
+        return False
+    max_move = None if has_chains(problem, caps) else caps.max_compute_move
+    orders = Orders(Instance.of(problem, caps))
+    return memory_bound_of_any_order(orders, max_move) > cap_bytes
+
+
 def schedule_of_least_memory(
     problem: Problem, caps: Caps, options: SolveOptions | None = None
 ) -> Schedule | None:

@@ -1,6 +1,7 @@
 """``apsched.solve_step``: the step of a module of the user's own, in Python."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,16 @@ def test_a_cap_that_nothing_fits_has_no_step_time(tmp_path: Path) -> None:
     assert step.step_time_us is None
     assert step.peak_memory_bytes is None
     assert "no choice fits" in repr(step)
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 3])
+def test_a_step_that_does_not_fit_has_reasons_also_where_cp_sat_decides_nothing(
+    monkeypatch: pytest.MonkeyPatch, num_micro_batches: int
+) -> None:
+    monkeypatch.setattr(sys.modules["apsched.solver.solve"], "is_small", lambda *_: False)
+    step = solved(memory_cap=1024, accumulate=num_micro_batches)
+    reasons = [result.answer.infeasibility for result in step.results]
+    assert all(why is not None and why.caps == ("memory_cap_bytes",) for why in reasons)
 
 
 @pytest.mark.parametrize(

@@ -354,7 +354,7 @@ class _Search:
         """
         fitting = [solved for solved in self._of.solved.values() if solved.fits]
         if not fitting:
-            return self._of.solved[self._step.always]
+            return self._of.solve(self._step.always)
         least = min(solved.step_ticks for solved in fitting)
         theirs = (s.step_ticks for s in fitting if s.kept in of_people)
         limit = max(

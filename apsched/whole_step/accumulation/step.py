@@ -20,9 +20,10 @@ from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import SolveRequest, lowered, solve_on_one_device
 from apsched.quantities import MemoryCap
+from apsched.solver.interleave.least_memory import exceeds_memory_cap
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice
-from apsched.whole_step.pair import CountedPair, Graphs, Step, exceeds, priced_as
+from apsched.whole_step.pair import CountedPair, Graphs, Step, priced_as
 
 if TYPE_CHECKING:
     from apsched.fx.accumulate import HeldValue, Reduction
@@ -70,6 +71,11 @@ class SolvedAccumulation:
     def may_improve(self) -> bool:
         """Whether CP-SAT was left out, which may find faster schedules."""
         return not self.is_too_large and any(r.answer.may_improve for r in self.results)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing was left out of the answers: CP-SAT, or the reasons why nothing fits."""
+        return self.is_too_large or all(r.answer.is_final for r in self.results)
 
     @property
     def bound_ticks(self) -> int:
@@ -233,7 +239,7 @@ class Accumulation:
         if (
             known is None
             or (is_whole and not known.is_whole)
-            or (known.may_improve and not search_alone)
+            or not (known.is_final or search_alone)
         ):
             words = f"{'solve' if known is None else 'solve again'} with {_words(choice)}"
             with self.step.progress.stage(words):
@@ -296,7 +302,8 @@ class Accumulation:
                 lowered(caps, more + size)
                 for caps, size in zip(self.step.caps, some.beside_bytes, strict=True)
             ]
-            if not is_whole and any(map(exceeds, some.graphs, caps)):
+            graphs = zip(some.graphs, caps, strict=True)
+            if not is_whole and any(exceeds_memory_cap(g.problem, cap) for g, cap in graphs):
                 left_out, too_large = True, True
                 break
             found[k] = some
@@ -343,7 +350,7 @@ class Accumulation:
     ) -> Result:
         key = id(graph), caps, request.second_group
         known = self._results.get(key)
-        if known is None or (known.answer.may_improve and not search_alone):
+        if known is None or not (known.answer.is_final or search_alone):
             step = replace(self.step, request=request)
             known = step.solve_graph(graph, caps, search_alone=search_alone)
             self._results[key] = known

@@ -21,6 +21,7 @@ from apsched.quantities import MemoryCap, show_us
 from apsched.schedule.schedule import Schedule
 from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.bounds.whole_step import graph_bound
+from apsched.solver.interleave.least_memory import exceeds_memory_cap
 from apsched.solver.requested import solve_requested
 from apsched.units import ticks_to_us
 from apsched.whole_step.choices import ALL, NONE, Choice
@@ -30,7 +31,6 @@ from apsched.whole_step.keep_request import KeepRequest
 from apsched.whole_step.pair import (
     Step,
     beside_each_other,
-    exceeds,
     pair_of,
     parameters_of,
     priced_as,
@@ -218,7 +218,7 @@ class JointStep:
 
     def may_fit(self, kept: Choice) -> bool:
         """Return whether no lower bound of the memory with ``kept`` exceeds the cap."""
-        return not exceeds(self.under(kept), self.caps_of(kept))
+        return not exceeds_memory_cap(self.under(kept).problem, self.caps_of(kept))
 
     def solve(self, kept: Choice) -> JointChoice:
         """Return the graph solved with the parameters ``kept``; each choice once. The search starts

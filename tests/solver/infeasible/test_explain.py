@@ -3,18 +3,23 @@
 import random
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
+from apsched.schedule.result import Infeasibility
 from apsched.solver import solve
 from apsched.solver.arrays.instance import Instance
+from apsched.solver.compute_move_cap import moving_where_it_pays
 from apsched.solver.infeasible.clashing_caps import FeasibilityOracle, stated
 from apsched.solver.infeasible.explain import explain
+from apsched.solver.requested import solve_requested
 from tests.helpers.claims import judged
 from tests.helpers.oracle import best_schedule, least_memory
 from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.problems.layered import Layer, layered
 from tests.helpers.problems.strategies import random_caps, random_problem
 
 
@@ -128,6 +133,27 @@ def test_what_is_alive_is_all_that_is_alive() -> None:
     for place in why.places:
         assert sum(size for _, _, size in place.alive) == place.live_bytes > 1024
     assert why.places[0].node in why.nodes
+
+
+@pytest.mark.parametrize("search_alone", [False, True])
+def test_the_reasons_are_found_once_and_only_on_request(
+    monkeypatch: pytest.MonkeyPatch, search_alone: bool
+) -> None:
+    """Orders of the compute are searched apart where it stays as captured, but not explained."""
+    calls = []
+
+    def counted(*args: Any) -> Infeasibility:
+        calls.append(args)
+        return explain(*args)
+
+    monkeypatch.setattr("apsched.solver.answer.explain", counted)
+    caps = Caps(memory_cap_bytes=1024, max_compute_move=5)
+    problem = layered([Layer(ticks=(40, 60))] * 3, backward=True, ticks=(70, 1))
+    assert moving_where_it_pays(problem, caps) != caps
+    found = solve_requested(problem, caps, search_alone=search_alone)
+    assert found.best is None
+    assert (found.infeasibility is None, found.is_final) == (search_alone, not search_alone)
+    assert len(calls) == (not search_alone)
 
 
 def test_a_large_problem_is_judged_by_construction_and_bounds(
