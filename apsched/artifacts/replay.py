@@ -2,10 +2,14 @@
 made for.
 """
 
+from collections.abc import Sequence
+
 from apsched.artifacts.schedule_file import ScheduleFile, bind_schedule
+from apsched.config import Caps
 from apsched.errors import InputError
 from apsched.problem.problem import Problem
 from apsched.schedule.result import Scored
+from apsched.schedule.schedule import Schedule
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 
@@ -21,11 +25,7 @@ def replay(problem: Problem, file: ScheduleFile) -> Scored:
     schedule = bind_schedule(file, problem)
     wrong = verify(problem, schedule, file.caps)
     if wrong:
-        more = f" (and {len(wrong) - _SHOWN} more)" if len(wrong) > _SHOWN else ""
-        raise InputError(
-            f"{file.path}: not a schedule of this graph within its caps:"
-            f" {'; '.join(wrong[:_SHOWN])}{more}; solve the graph again"
-        )
+        raise _refused(file, "a schedule of this graph within its caps", wrong)
     timeline = simulate(problem, schedule)
     return Scored(
         name="replayed",
@@ -35,4 +35,24 @@ def replay(problem: Problem, file: ScheduleFile) -> Scored:
         peak_memory_bytes=timeline.peak_memory_bytes,
         num_launches=timeline.num_launches,
         violations=(),
+    )
+
+
+def possible(problem: Problem, file: ScheduleFile) -> Schedule:
+    """Return the schedule of ``file``, which may break caps.
+
+    Raises ``InputError`` if the file belongs to another graph (with the difference), or if its
+    order breaks a dependence: the figures of such an order mean nothing.
+    """
+    schedule = bind_schedule(file, problem)
+    wrong = verify(problem, schedule, Caps(max_compute_move=None))
+    if wrong:
+        raise _refused(file, "a schedule of this graph", wrong)
+    return schedule
+
+
+def _refused(file: ScheduleFile, expected: str, wrong: Sequence[str]) -> InputError:
+    more = f" (and {len(wrong) - _SHOWN} more)" if len(wrong) > _SHOWN else ""
+    return InputError(
+        f"{file.path}: not {expected}: {'; '.join(wrong[:_SHOWN])}{more}; solve the graph again"
     )

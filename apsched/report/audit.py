@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from apsched.artifacts.replay import possible
 from apsched.artifacts.schedule_file import ScheduleFile, bind_schedule
 from apsched.errors import InputError
 from apsched.pipeline.result import Result
@@ -47,7 +48,7 @@ def audited(result: Result, files: Sequence[ScheduleFile], progress: Progress) -
     now = (
         _as_captured(result)
         if file is None
-        else score(problem, GIVEN, bind_schedule(file, problem), result.caps)
+        else score(problem, GIVEN, possible(problem, file), result.caps)
     )
     with progress.stage(f"changes {problem.name}"):
         changes = best_changes(problem, result.caps, now, result.answer.floor_memory_bytes)

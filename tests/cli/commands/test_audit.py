@@ -115,6 +115,30 @@ def test_a_schedule_of_somebody_else(
     assert "belongs to another graph" in ran.errors[0]
 
 
+@pytest.mark.parametrize("edit", ["reversed", "no_members", "coalesced", "missing"])
+def test_an_order_that_cannot_run_is_refused(
+    run: Run, debug_graphs: dict[str, Path], tmp_path: Path, edit: str
+) -> None:
+    """Its figures mean nothing, and it breaks no cap; the stalls of some ended with a KeyError."""
+    solve = ("solve", debug_graphs["forward"], "--budget", "0", "-o", "out")
+    assert run(*solve).code == 0
+    file = tmp_path / "out" / "forward.schedule.json"
+    data = json.loads(file.read_text())
+    match edit:
+        case "reversed":
+            data["steps"].reverse()
+        case "no_members":
+            data["buckets"][0]["members"] = []
+        case "coalesced":  # the steps are those of a flat bucket
+            data["buckets"][0]["form"] = "coalesced"
+        case "missing":
+            del data["steps"][50]
+    file.write_text(json.dumps(data))
+    ran = run("audit", debug_graphs["forward"], "--budget", "0", "--schedule", file)
+    assert ran.code == 2
+    assert "forward.schedule.json: not a schedule of this graph: " in ran.errors[0]
+
+
 def steps_of(problem: Problem, *names: str) -> Schedule:
     return Schedule(
         buckets=(),
