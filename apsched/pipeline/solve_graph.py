@@ -114,7 +114,7 @@ def resolve_caps(graph: LoadedGraph, request: SolveRequest, progress: Progress) 
                 f"the memory of cluster {graph.dag.graph['cluster']!r} is not known here; "
                 "state a memory cap (bytes, none, floor or floor+2GiB)"
             )
-        account = account_of(graph, request)
+        account = account_of(graph, request, graph.problem)
         memory_cap = MemoryCap(
             size_bytes=graph.device_memory_bytes if account is None else account.left_bytes
         )

@@ -3,12 +3,13 @@ their causes, and the changes that would help most.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from apsched.artifacts.replay import possible
 from apsched.artifacts.schedule_file import ScheduleFile, bind_schedule
 from apsched.errors import InputError
+from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
 from apsched.problem.problem import Problem
 from apsched.progress import Progress
@@ -63,6 +64,12 @@ def audited(result: Result, files: Sequence[ScheduleFile], progress: Progress) -
 def file_of(problem: Problem, files: Sequence[ScheduleFile]) -> ScheduleFile | None:
     """Return the file for ``problem``; ``None`` where there is none."""
     return next((file for file in files if file.graph["hash"] == problem.graph_hash), None)
+
+
+def with_groups_of(graph: LoadedGraph, files: Sequence[ScheduleFile]) -> LoadedGraph:
+    """Return ``graph`` with the process groups that its schedule in ``files`` was made for."""
+    file = file_of(graph.problem, files)
+    return graph if file is None else replace(graph, problem=file.problem_of(graph.problem))
 
 
 def check_used(files: Sequence[ScheduleFile], problems: Sequence[Problem]) -> None:

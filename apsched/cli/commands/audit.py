@@ -46,7 +46,14 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import solve_graph
     from apsched.progress import Progress
-    from apsched.report.audit import audit_json, audit_lines, audited, check_used, file_of
+    from apsched.report.audit import (
+        audit_json,
+        audit_lines,
+        audited,
+        check_used,
+        file_of,
+        with_groups_of,
+    )
     from apsched.report.summary import graph_json, print_notes, print_table
     from apsched.report.table import console, print_json
     from apsched.what_if.chunked import line, what_if_chunked
@@ -61,8 +68,12 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     progress = Progress()
     with loaded(*where, progress) as source:
         made = graphs_with(source.graphs, keep)
-        graphs = [graph for graph in made if not files or file_of(graph.problem, files) is not None]
         check_used(files, [graph.problem for graph in made])
+        graphs = [
+            with_groups_of(graph, files)
+            for graph in made
+            if not files or file_of(graph.problem, files) is not None
+        ]
         results = [solve_graph(graph, request, progress) for graph in graphs]
         pairs = zip(graphs, results, strict=True) if args.what_if_chunked else ()
         chunked = [

@@ -139,6 +139,30 @@ def test_an_order_that_cannot_run_is_refused(
     assert "forward.schedule.json: not a schedule of this graph: " in ran.errors[0]
 
 
+def test_a_schedule_with_second_groups(
+    run: Run, debug_graphs: dict[str, Path], tmp_path: Path
+) -> None:
+    """It is audited on its own groups, whose communicators take memory of the device. The error
+    advised to use an option that audit does not have.
+    """
+    solve = ("solve", debug_graphs["backward"], "--budget", "0", "--second-group", "-o", "out")
+    assert run(*solve, "--memory-cap", "floor").code == 0
+    file = tmp_path / "out" / "backward.schedule.json"
+    assert "second_groups" in file.read_text()
+    claimed = json.loads(file.read_text())["result"]
+    audit = ("audit", debug_graphs["backward"], "--budget", "0", "--schedule", file, "--json")
+    ran = run(*audit, "--memory-cap", "floor")
+    assert ran.code == 0, ran.stderr
+    (found,) = json.loads(ran.stdout)["audit"]
+    for figure in ("step_time_us", "peak_memory_bytes", "num_launches"):
+        assert found[figure] == claimed[figure]
+    assert found["fits"]
+    (found,) = json.loads(run(*audit).stdout)["audit"]
+    graph = found["graph"]
+    assert graph["device_memory"]["more_communicators"] == 1
+    assert graph["memory_cap_bytes"] == graph["device_memory"]["left_bytes"]
+
+
 def steps_of(problem: Problem, *names: str) -> Schedule:
     return Schedule(
         buckets=(),
