@@ -369,11 +369,15 @@ def test_audit_says_how_far_above_the_bound(
 
 
 def test_apply_without_an_fx_graph(run: Run, tmp_path: Path, debug_graphs: dict[str, Path]) -> None:
-    """The schedule is checked; there is nothing to rewrite, which is said."""
-    run("solve", debug_graphs["forward"], "--budget", "0", "-o", "out")
+    """The schedule is checked; there is nothing to rewrite, which is said. Its figures have the
+    units of ``solve``: the peak of a small graph was 0.00 GiB.
+    """
+    solved = run("solve", debug_graphs["forward"], "--budget", "0", "-o", "out").stdout
+    step, peak = (line.split(";")[0].split(": ")[-1] for line in solved.splitlines()[:4:3])
     ran = run("apply", debug_graphs["forward"], "out/forward.schedule.json", "-o", "again")
     assert ran.code == 0, ran.stderr
     assert "nothing was rewritten" in ran.stdout
+    assert f"forward: step time {step}, {peak}, " in ran.stdout
     assert not (tmp_path / "again").exists()
 
 

@@ -94,16 +94,19 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         return
     out = console(stdout)
     for entry in applied:
-        trip = (
-            "round trip exact"
-            if entry["round_trip_exact"]
-            else "a graph file: nothing was rewritten"
-        )
-        out.print(
-            f"{entry['name']}: step time {entry['step_time_us'] / 1000:,.3f} ms, peak"
-            f" {entry['peak_memory_bytes'] / 2**30:.2f} GiB, {entry['num_launches']} collectives;"
-            f" {trip}",
-            markup=False,
-        )
+        out.print(_line(entry), markup=False)
     if written:
         print_files(written, stdout)
+
+
+def _line(entry: dict[str, Any]) -> str:
+    """Return the figures of one graph."""
+    from apsched.quantities import show_bytes, show_us
+
+    trip = (
+        "round trip exact" if entry["round_trip_exact"] else "a graph file: nothing was rewritten"
+    )
+    return (
+        f"{entry['name']}: step time {show_us(entry['step_time_us'])}, peak"
+        f" {show_bytes(entry['peak_memory_bytes'])}, {entry['num_launches']} collectives; {trip}"
+    )
