@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from apsched.artifacts.stated_options import words
 from apsched.atomic_files import StagedFile, stage_file, without_interrupts
 from apsched.errors import ApschedError, InputError
 
@@ -80,7 +81,7 @@ def replaced_run(
         return ""
     if before == json.loads(json.dumps({"": source, **options})):
         return ""
-    stated = " ".join(f"{flag} {value}".strip() for flag, value in before.items())
+    stated = " ".join([str(before.pop("")), words(before)]).strip()
     advice = "" if is_stated else "; -o keeps the files of both"
     return f"the files of an earlier run in {directory} were replaced: {stated}{advice}"
 

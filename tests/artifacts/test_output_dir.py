@@ -159,6 +159,10 @@ def test_a_replaced_run_with_other_options_is_named(tmp_path: Path) -> None:
     assert note.endswith("were replaced: a --mesh fsdp=4 --seq 64")
     note = replaced_run(tmp_path, "b", before, is_stated=False)
     assert note.endswith("were replaced: a --mesh fsdp=4 --seq 64; -o keeps the files of both")
+    options = {"--hint": ["u0=3", "u1=4"], "--bitwise": True}
+    (tmp_path / "result.json").write_text(json.dumps({"source": "a", "options": options}))
+    note = replaced_run(tmp_path, "a", {}, is_stated=True)
+    assert note.endswith("were replaced: a --hint u0=3 --hint u1=4 --bitwise")  # as they are typed
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"source": 1}'])
