@@ -14,7 +14,6 @@ from apsched.names import part_of
 from apsched.problem.faster_network import FasterNetwork
 from apsched.problem.problem import Problem
 from apsched.quantities import show_bytes
-from apsched.schedule.analysis.usage import chosen
 from apsched.schedule.result import SolveResult
 from apsched.schedule.simulate import simulate
 from apsched.solver import solve_requested
@@ -112,16 +111,10 @@ def _more_prefetch(
 ) -> Relaxed:
     if caps.max_prefetch is None:
         return _not_solved("prefetch", "no prefetch cap is set, so none binds")
-    longest = _longest_prefetch(problem, answer)
-    if (
-        longest < caps.max_prefetch // 3
-        # search looks at a third of the cap, too: what it found there may be far from the cap that
-        # binds
-    ):
-        return _not_solved(
-            "prefetch",
-            f"the cap of {caps.max_prefetch} compute nodes does not bind: the longest is {longest}",
-        )
+    num_nodes = len(problem.compute_order)
+    if caps.max_prefetch > num_nodes:  # a shorter distance of the answer alone proves nothing
+        why = f"does not bind: the graph has {num_nodes}"
+        return _not_solved("prefetch", f"the cap of {caps.max_prefetch} compute nodes {why}")
     cap = caps.max_prefetch + block_nodes(problem)
     change = (
         f"prefetch cap {caps.max_prefetch} -> {cap} compute nodes (a layer has"
@@ -143,12 +136,6 @@ def block_nodes(problem: Problem) -> int:
         if sizes
         else max(len(problem.compute_order), 1)
     )
-
-
-def _longest_prefetch(problem: Problem, answer: SolveResult) -> int:
-    assert answer.best is not None
-    schedule = answer.best.schedule
-    return chosen(problem, schedule, simulate(problem, schedule)).prefetch
 
 
 def _solved(

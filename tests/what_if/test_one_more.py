@@ -4,6 +4,7 @@ was changed.
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,13 @@ from apsched.config import Caps, SolveOptions
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.network.alpha_beta import collective_us, group_shape
 from apsched.costs.price_curve import PriceCurve, sample_curve
+from apsched.graph.graph_file import load_graph
+from apsched.problem.build import build_problem
 from apsched.problem.faster_network import faster_network
 from apsched.problem.problem import Problem
-from apsched.solver import solve
+from apsched.schedule.analysis.usage import chosen
+from apsched.schedule.simulate import simulate
+from apsched.solver import solve, solve_requested
 from apsched.what_if.one_more import Relaxed, block_nodes, relaxed
 from tests.helpers.problems.by_hand import ByHand, line
 from tests.helpers.problems.strategies import random_caps, random_problem
@@ -95,8 +100,8 @@ def test_prefetch_that_binds() -> None:
         by_name(problem, Caps(max_prefetch=2))["prefetch"].verdict == "gains nothing"
     )  # a longer one is looked for, though none is used
     assert by_name(problem, Caps())["prefetch"].change == "no prefetch cap is set, so none binds"
-    assert by_name(problem, Caps(max_prefetch=50))["prefetch"].change.startswith(
-        "the cap of 50 compute nodes does not bind: the longest is "
+    assert by_name(problem, Caps(max_prefetch=50))["prefetch"].change == (
+        "the cap of 50 compute nodes does not bind: the graph has 2"
     )
 
 
@@ -146,3 +151,18 @@ def test_other_prices_are_scaled() -> None:
     inside = faster_network(problem, load_cluster("h100"), {"dp": (0, 1)})
     assert inside.problem == problem
     assert (inside.scaled, inside.priced_anew, inside.unchanged) == ((), (), ())
+
+
+def test_a_short_distance_proves_nothing(debug_graphs: dict[str, Path]) -> None:
+    """The answer under the cap has one that is shorter than a third of it, and a layer more is
+    faster: buckets that pay begin further ahead. It was called a cap that does not bind.
+    """
+    problem = build_problem(load_graph(debug_graphs["forward"]))
+    caps, options = Caps(max_prefetch=50), SolveOptions(budget=0)
+    answer = solve_requested(problem, caps, options)
+    assert answer.best is not None
+    schedule = answer.best.schedule
+    assert chosen(problem, schedule, simulate(problem, schedule)).prefetch < 50 // 3
+    (*_, prefetch) = relaxed(problem, caps, options, answer, None)
+    assert prefetch.step_time_ticks is not None
+    assert prefetch.gain_ticks > 0
