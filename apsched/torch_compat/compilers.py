@@ -20,7 +20,7 @@ CHECKPOINTED = "_checkpoint_wrapped_module"
 WRAPPERS = frozenset({"_orig_mod", CHECKPOINTED})
 """Names that wrappers put around a module; torch.distributed strips the same from names in
 checkpoints."""
-_PARAMETRIZED = re.compile(r"parametrizations\.(\w+)\.original\d*$")
+_PARAMETRIZED = re.compile(r"parametrizations\.(\w+)(?:\.original|(\.original\d+))$")
 
 
 def aot_compiled(
@@ -234,10 +234,11 @@ def uncompiled_class(of: Any) -> Any:
 
 def plain_parameter_name(name: str) -> str:
     """Return the name of a parameter or a module without the parts that torch.compile
-    (``_orig_mod``), checkpoint wrappers and torch/nn/utils/parametrize.py add to it.
+    (``_orig_mod``), checkpoint wrappers and torch/nn/utils/parametrize.py add to it. Of several
+    originals of one parameter (weight normalisation) each keeps its number.
     """
     return _PARAMETRIZED.sub(
-        r"\1", ".".join(part for part in name.split(".") if part not in WRAPPERS)
+        r"\1\2", ".".join(part for part in name.split(".") if part not in WRAPPERS)
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 
@@ -65,15 +66,19 @@ def layout(
     checkpointed: bool = False,
     frozen: bool = False,
     layerdrop: float | None = None,
+    normalised: bool = False,
 ) -> Callable[[], nn.Module]:
     """Return a function that builds the model with these units, and the root as the last;
-    ``frozen``: its embedding has no gradient, so that the first block has no gradient of its input.
+    ``frozen``: its embedding has no gradient, so that the first block has no gradient of its input;
+    ``normalised``: the first weight of each block is a length and a direction.
     """
 
     def build() -> nn.Module:
         torch.manual_seed(0)
         model = Language(order, tied=tied, checkpointed=checkpointed, layerdrop=layerdrop)
         model.embedding.requires_grad_(not frozen)
+        for block in model.blocks if normalised else ():
+            weight_norm(block.up)
         for unit in units(model):
             fully_shard(unit, reshard_after_forward=reshard)
         return fully_shard(model, reshard_after_forward=reshard)
@@ -92,5 +97,6 @@ LAYOUTS = {
         lambda m: [part for b in m.blocks for part in (b.up, b)], checkpointed=True, frozen=True
     ),
     "blocks with a LayerDrop of 0": layout(layerdrop=0.0),
+    "weights made of two parameters": layout(normalised=True),
     "every part a unit, kept": layout(lambda m: [m.embedding, *m.blocks, m.head], reshard=False),
 }
