@@ -21,6 +21,7 @@ from apsched.capture.keep import keep, keepable
 from apsched.errors import InputError
 from apsched.fx.node_shards import NodeGroup
 from apsched.fx.passes.checkpointing import save_regions_of_several_units
+from apsched.fx.passes.saved_as_eager import save_as_eager
 from apsched.models.collectives import gather_shards, sum_gradient
 from apsched.models.mesh import ALONE, Group
 from apsched.models.own_modules import Read, gather_once, gather_when_read
@@ -54,7 +55,7 @@ def capture_fsdp2(model: nn.Module, inputs: Inputs, *, gathers_again: bool = Fal
         copy, given, kept = fake_step(model, inputs)
         _refuse_repeats(model, copy)
         name = type(copy).__name__
-        passes = (save_regions_of_several_units(_unit_of_parameters(model)),)
+        passes = (save_regions_of_several_units(_unit_of_parameters(model)), save_as_eager())
         kept = () if gathers_again else kept
         capture = capture_module(copy, given, source=name, kept_parameters=kept, passes=passes)
         return resharded(capture, model)

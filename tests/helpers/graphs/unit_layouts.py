@@ -20,6 +20,17 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(self.up(x)))
 
 
+class Scale(nn.Module):
+    """Pointwise alone: a compiler computes it again in backward, eager torch does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
 class Language(nn.Module):
     """An embedding, blocks that run in ``order``, and a head, which may be tied."""
 
@@ -30,11 +41,12 @@ class Language(nn.Module):
         tied: bool = False,
         checkpointed: bool = False,
         layerdrop: float | None = None,
+        block: Callable[[], nn.Module] = Block,
     ) -> None:
         super().__init__()
         self.order, self.checkpointed, self.layerdrop = order, checkpointed, layerdrop
         self.embedding = nn.Embedding(65, 32)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(block() for _ in range(3))
         self.head = nn.Linear(32, 65, bias=False)
         if tied:
             self.head.weight = self.embedding.weight
@@ -67,6 +79,7 @@ def layout(
     frozen: bool = False,
     layerdrop: float | None = None,
     normalised: bool = False,
+    block: Callable[[], nn.Module] = Block,
 ) -> Callable[[], nn.Module]:
     """Return a function that builds the model with these units, and the root as the last;
     ``frozen``: its embedding has no gradient, so that the first block has no gradient of its input;
@@ -75,10 +88,12 @@ def layout(
 
     def build() -> nn.Module:
         torch.manual_seed(0)
-        model = Language(order, tied=tied, checkpointed=checkpointed, layerdrop=layerdrop)
+        model = Language(
+            order, tied=tied, checkpointed=checkpointed, layerdrop=layerdrop, block=block
+        )
         model.embedding.requires_grad_(not frozen)
-        for block in model.blocks if normalised else ():
-            weight_norm(block.up)
+        for one in model.blocks if normalised else ():
+            weight_norm(one.up)
         for unit in units(model):
             fully_shard(unit, reshard_after_forward=reshard)
         return fully_shard(model, reshard_after_forward=reshard)
@@ -97,6 +112,7 @@ LAYOUTS = {
         lambda m: [part for b in m.blocks for part in (b.up, b)], checkpointed=True, frozen=True
     ),
     "blocks with a LayerDrop of 0": layout(layerdrop=0.0),
+    "pointwise blocks": layout(block=Scale),
     "weights made of two parameters": layout(normalised=True),
     "every part a unit, kept": layout(lambda m: [m.embedding, *m.blocks, m.head], reshard=False),
 }
