@@ -38,6 +38,7 @@ _LOG = re.compile(r"dedicated_log_torch_trace_.*\.log|raw\.log")
 _RECORD = re.compile(r"[A-Z]\d{4} \S+ \d+ [^\]]*\] (\{.*)")
 _RANK = re.compile(r"(?:dedicated_log_torch_trace_)?rank_?(\d+)(?:_.*)?")
 _DEBUG_DIRECTORY = re.compile(r"(.+)_(?:forward|backward|inference|joint)_\d+\.(\d{1,18})")
+_OF_TLPARSE = re.compile(r"(.*_\d+)_\d+_\d+")
 _PARTS = re.compile(r"(\D+|^)(\d{0,18})")
 _RUN = re.compile(r"run_\d.*")
 _PROCESS = re.compile(rb"[A-Z]\d{4} \S+ (\d{1,18}) ")
@@ -58,6 +59,8 @@ class RecordedGraph:
     compilation: str
     """The same for the forward and the backward graph of one compilation."""
     text: str
+    frame: str = ""
+    """The same for all compilations of one function; empty where it is not known."""
     printed: bool = False
     """Printed by :func:`torch.fx.GraphModule.print_readable`, no file that runs."""
     symbols: Mapping[str, int] = field(default_factory=dict)
@@ -133,6 +136,7 @@ def recorded_graphs(path: Path) -> Recordings:
         )
     elif len(kept) < len(graphs):
         notes += (f"left out, without a collective: {len(graphs) - len(kept)} graphs",)
+    notes += _compiled_again(kept or graphs)
     logs = {graph.path for graph in kept or graphs if is_trace_log(Path(graph.path))}
     if len(logs) > 1:
         notes += (
@@ -140,6 +144,26 @@ def recorded_graphs(path: Path) -> Recordings:
             f" one of them hand in its log, such as {max(logs)}",
         )
     return Recordings(graphs=kept or graphs, notes=notes)
+
+
+def _compiled_again(graphs: tuple[RecordedGraph, ...]) -> tuple[str, ...]:
+    """Return a note if one function was compiled several times: for other shapes, of which a step
+    runs one, or for each of several layers, of which it runs all. Traces do not say which.
+    """
+    found: dict[str, set[str]] = {}
+    for graph in graphs:
+        if graph.frame:
+            found.setdefault(graph.frame, set()).add(graph.compilation)
+    again = sum(len(compilations) - 1 for compilations in found.values())
+    if not again:
+        return ()
+    which = (
+        "1 compilation is of a function" if again == 1 else f"{again} compilations are of functions"
+    )
+    return (
+        f"{which} compiled before, and all count as one step, as layers that share code do; if they"
+        " are for other shapes, hand in the tlparse directory of one compilation",
+    )
 
 
 def _no_graph(path: Path, others: tuple[Path, ...]) -> InputError:
@@ -306,10 +330,12 @@ def _written(file: Path) -> RecordedGraph:
     """Return the graph of a file of its own."""
     match = _DEBUG_DIRECTORY.fullmatch(file.parent.name)
     place = file.parent.parent / match[1] if match else file.parent
+    frame = _OF_TLPARSE.fullmatch(place.name)
     return RecordedGraph(
         path=str(file),
         lines_before=0,
         compilation=str(place),
+        frame=str(place.parent / frame[1]) if frame else "",
         text=_text_of(file),
         printed=is_printed(file),
     )
@@ -336,6 +362,7 @@ def _logged(file: Path) -> Iterator[RecordedGraph]:
             continue
         keys = ("compiled_autograd_id", "frame_id", "frame_compile_id", "attempt")
         compilation = f"{file} {[record.get(key) for key in keys]}"
+        frame = f"{file} {[record.get(key) for key in keys[:2]]}"
         values = symbols.setdefault(compilation, {})
         values |= _symbol(record.get("create_symbol"))
         printed = any(name in record for name in _PRINTED)
@@ -345,6 +372,7 @@ def _logged(file: Path) -> Iterator[RecordedGraph]:
             path=str(file),
             lines_before=start,
             compilation=compilation,
+            frame=frame,
             text="\n".join(line[1:] for line in lines[start:row]),
             printed=printed,
             symbols=values,

@@ -133,6 +133,22 @@ def test_compilations_of_one_log_are_told_apart(tmp_path: Path) -> None:
     assert [graph.name for graph in capture.graphs] == ["forward-1", "backward-1", "forward-2"]
 
 
+def test_a_function_that_was_compiled_again_is_noted(tmp_path: Path) -> None:
+    """For other shapes only one of both runs in a step; equal ones count once."""
+    log = tmp_path / "raw.log"
+    trace_log(log, [((0, 0), FORWARD), ((0, 0), BACKWARD), ((0, 1), FORWARD)])
+    assert recorded_graphs(log).notes == ()
+    trace_log(log, [((0, 0), FORWARD), ((0, 0), BACKWARD), ((0, 1), WIDER)])
+    (note,) = recorded_graphs(log).notes
+    assert note.startswith("1 compilation is of a function compiled before")
+    for name, text in (("-_0_0_0", FORWARD), ("-_0_1_0", WIDER), ("-_1_0_0", SILENT)):
+        path = tmp_path / "parsed" / name / "fx_graph_runnable_7.txt"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    assert recorded_graphs(tmp_path / "parsed").notes[-1] == note
+    assert recorded_graphs(tmp_path / "parsed" / "-_0_1_0").notes == ()
+
+
 def test_graphs_of_one_process_rank_and_of_the_newest_run(tmp_path: Path) -> None:
     for rank, text in ((3, WIDER), (1, FORWARD), (2, WIDER)):
         trace_log(tmp_path / f"dedicated_log_torch_trace_rank_{rank}_y.log", [(0, text)])

@@ -21,18 +21,20 @@ def debug_directory(folder: Path, graphs: Mapping[str, str], run: str = RUN) -> 
 
 def trace_log(
     path: Path,
-    graphs: list[tuple[int, str]],
+    graphs: list[tuple[int | tuple[int, int], str]],
     printed: list[tuple[int, str, str]] | None = None,
     symbols: Mapping[str, int] | None = None,
     process: int = 7,
 ) -> Path:
     """Write what TORCH_TRACE does, with torch's own formatter: each graph with the number of its
-    frame. Of ``printed`` ones also the kind of record (``aot_forward_graph``); ``symbols`` are
-    sizes of frame 0. By default the process is that of RUN.
+    frame, or with that and the number of its compilation. Of ``printed`` ones also the kind of
+    record (``aot_forward_graph``); ``symbols`` are sizes of frame 0. By default the process is that
+    of RUN.
     """
     entries: list[tuple[dict[str, object], str | None]] = [({"str": ["job.py", 0]}, None)]
-    for frame, text in graphs:
-        context = {"rank": 0, "frame_id": frame, "frame_compile_id": 0, "attempt": 0}
+    for place, text in graphs:
+        frame, compilation = (place, 0) if isinstance(place, int) else place
+        context = {"rank": 0, "frame_id": frame, "frame_compile_id": compilation, "attempt": 0}
         runnable = {"artifact": {"name": "fx_graph_runnable", "encoding": "string"}}
         entries += [
             ({"aot_forward_graph": {}, **context}, "class GraphModule(torch.nn.Module):\n    ..."),
