@@ -119,7 +119,7 @@ def load_costs(path: str | Path) -> MeasuredCosts:
         )
     path = Path(path)
     try:
-        content = tomllib.loads(path.read_bytes().decode())
+        content = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise InputError(
             f"cannot read the costs {path}: {error.strerror or error}; `apsched calibrate` writes"

@@ -171,7 +171,7 @@ def kept_file(kept: Choice) -> bytes:
 
 def _entries(path: str | PathLike[str], label: str) -> tuple[str, ...]:
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise InputError(
             f"{label}: expected auto, none, all or a readable file with a parameter a line, found"

@@ -68,6 +68,8 @@ def test_the_file_comes_back_as_it_was(tmp_path):
     path.write_bytes(dump_costs(COSTS))
     assert load_costs(path) == COSTS
     assert dump_costs(load_costs(path)) == path.read_bytes()
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # a byte order mark
+    assert load_costs(path) == COSTS
 
 
 @given(st.floats(0, 1e9, allow_nan=False))

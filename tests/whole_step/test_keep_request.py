@@ -25,6 +25,8 @@ def test_a_file_has_names_expressions_and_comments(tmp_path: Path) -> None:
     file = tmp_path / "kept.txt"
     file.write_text("# the last block\nlayers[.]1[.].*\n\nnorm.w  # and the norm\n")
     assert keep_request(file).chosen(NAMES) == {"layers.1.w", "norm.w"}
+    file.write_text("norm.w\n", encoding="utf-8-sig")  # a byte order mark is no part of a name
+    assert keep_request(file).chosen(NAMES) == {"norm.w"}
     file.write_bytes(kept_file(Choice(["norm.w", "layers.0.b"])))
     assert file.read_text() == "layers.0.b\nnorm.w\n"
     assert keep_request(str(file)).chosen(NAMES) == {"layers.0.b", "norm.w"}

@@ -273,7 +273,7 @@ def _shipped(name: str) -> Cluster:
 
 def _parse(content: bytes, where: str) -> Cluster:
     try:
-        data = tomllib.loads(content.decode())
+        data = tomllib.loads(content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{where}: not a TOML file: {error}") from error
     return cluster_of_content(_on_base(data, where), where)

@@ -61,7 +61,7 @@ def _read(content: bytes, path: str) -> Any:
     if len(content) > _LARGEST_FILE_BYTES:
         raise InputError(f"{path}: expected a plan, found more than {_LARGEST_FILE_BYTES} bytes")
     try:
-        text = content.decode()
+        text = content.decode("utf-8-sig")
         if Path(path).suffix == ".json" or text.lstrip().startswith("{"):
             return json.loads(text)
         return tomllib.loads(text)

@@ -72,6 +72,12 @@ class Rule:
             re.compile(self._start_pattern(lambda _: "x"))
         except (re.error, OverflowError) as error:
             raise self._wrong(f"expected regular expressions, found {error}") from None
+        try:
+            re.sub(self.match, self.by, "")
+        except (IndexError, re.error) as error:
+            raise self._wrong(
+                f"by: '{self.by}' is no template for the groups of match ({error})"
+            ) from None
         if self.kind is not None and self.kind not in BUCKET_KINDS:
             raise self._wrong(f"kind: expected {', '.join(BUCKET_KINDS)}; found {self.kind!r}")
         if self.direction is not None and self.direction not in DIRECTIONS:
@@ -143,17 +149,12 @@ class Rule:
             return self._start_pattern(captured)
         except (IndexError, re.error):
             raise self._wrong(
-                f"start: {self.start!r} refers to something that match does not capture"
+                f"start: '{self.start}' refers to something that match does not capture"
             ) from None
 
     def group_name(self, found: re.Match[str]) -> str:
         """Return the label that distinguishes the group of a match from others of this rule."""
-        try:
-            return found.expand(self.by)
-        except (IndexError, re.error) as error:
-            raise self._wrong(
-                f"by: {self.by!r} is no template for the groups of match ({error})"
-            ) from None
+        return found.expand(self.by)
 
     def __str__(self) -> str:
         about = [f"match '{self.match}'", *(word for word in (self.kind, self.direction) if word)]

@@ -50,6 +50,8 @@ def test_a_users_file_loads_by_path(tmp_path: Path) -> None:
     path.write_text(H100.replace('name = "h100"', 'name = "mine"').replace("= 400.0", "= 800.0"))
     assert load_cluster(str(path)).inter_node.gbit_per_s_per_rank == 800.0
     assert load_cluster(path).name == "mine"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # a byte order mark
+    assert load_cluster(path).name == "mine"
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ RULES = (
 
 
 def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
-    for name, text in (("plan.toml", TOML), ("plan.json", JSON), ("plan", JSON)):
+    marked = ("marked.toml", "\ufeff" + TOML), ("marked.json", "\ufeff" + JSON)
+    for name, text in (("plan.toml", TOML), ("plan.json", JSON), ("plan", JSON), *marked):
         (tmp_path / name).write_text(text)
         assert load_plan(tmp_path / name) == Plan(RULES)
         assert as_plan(str(tmp_path / name)) == as_plan(Plan(RULES)) == Plan(RULES)
@@ -109,6 +110,14 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
         (
             '[[rule]]\nmatch = "layers\\.0"\nforbid = true',
             r"p: expected TOML, found: .*; regular expressions stand in single quotes",
+        ),
+        (
+            "[[rule]]\nmatch = '.*w0'\ngroup = true\nby = '\\2'",
+            r"p: rule 1: .*: by: '\\2' is no template for the groups of match \(invalid group",
+        ),
+        (
+            "[[rule]]\nmatch = '.*w0'\ngroup = true\nby = '\\g<k>'",
+            r"p: rule 1: .*: by: '\\g<k>' is no template for the groups of match \(unknown group",
         ),
         ("{", r"p: expected JSON, found an error in line 1"),
         ('{"a\n": 1}', r"line 1, column 4: Invalid control character; correct the file$"),
@@ -206,10 +215,6 @@ def test_a_rule_of_the_other_direction_is_passed_over() -> None:
         (
             (Rule(match=".*w0", start=10_000),),
             r"start: expected the rank of a node, below \d+; found 10000",
-        ),
-        (
-            (Rule(match=".*w0", group=True, by=r"\2"),),
-            r"by: '\\\\2' is no template for the groups of match",
         ),
         (
             (Rule(match=".*w0", start=r"layers\.\1"),),
