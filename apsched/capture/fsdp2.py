@@ -14,14 +14,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from apsched.capture.captured import Capture
+from apsched.capture.captured import Capture, CapturedGraph
 from apsched.capture.fake_copy import Inputs, fake_call, fake_copy, traced
 from apsched.capture.joint import capture_module
 from apsched.capture.keep import keep, keepable
 from apsched.errors import InputError
+from apsched.fx.collectives import collective_kind
 from apsched.fx.node_shards import NodeGroup
 from apsched.fx.passes.checkpointing import save_regions_of_several_units
 from apsched.fx.passes.saved_as_eager import save_as_eager
+from apsched.kinds import CollectiveKind
 from apsched.models.collectives import gather_shards, sum_gradient
 from apsched.models.mesh import ALONE, Group
 from apsched.models.own_modules import Read, gather_once, gather_when_read
@@ -35,6 +37,7 @@ from apsched.torch_compat.fsdp import (
     fsdp_policies,
     fsdp_unit_of,
 )
+from apsched.torch_compat.graphs import gradient_of
 
 
 def has_units(model: nn.Module) -> bool:
@@ -49,15 +52,23 @@ def capture_fsdp2(model: nn.Module, inputs: Inputs, *, gathers_again: bool = Fal
 
     They are the same on all process ranks: shards count with their padding. Regions that the model
     checkpoints are recomputed in backward, but for those with several units.
+
+    Raises
+    ------
+    InputError
+        with ``gathers_again``, where ``model`` reads a parameter outside of its unit, which works
+        as long as that unit stays gathered.
     """
 
     def trace() -> Capture:
-        copy, given, kept = fake_step(model, inputs)
+        copy, given, kept = fake_step(model, inputs, gathers_again=gathers_again)
         _refuse_repeats(model, copy)
         name = type(copy).__name__
         passes = (save_regions_of_several_units(_unit_of_parameters(model)), save_as_eager())
         kept = () if gathers_again else kept
         capture = capture_module(copy, given, source=name, kept_parameters=kept, passes=passes)
+        if gathers_again:
+            _refuse_reads_outside(capture.graphs[-1])
         return resharded(capture, model)
 
     return traced(trace)
@@ -101,10 +112,11 @@ def _node_group(group: Any) -> NodeGroup:
 
 
 def fake_step(
-    model: nn.Module, inputs: Inputs
+    model: nn.Module, inputs: Inputs, *, gathers_again: bool = False
 ) -> tuple[nn.Module, tuple[Any, ...], tuple[str, ...]]:
     """Return a fake copy of ``model`` that gathers its parameters when they are read, fake inputs,
-    and the names of the parameters that stay gathered from forward to backward.
+    and the names of the parameters that stay gathered from forward to backward. Without
+    ``gathers_again`` these are also read outside of their unit, as FSDP2 allows.
     """
     parameters, casts = _policies(model)
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
@@ -126,7 +138,7 @@ def fake_step(
         without_hooks_of=HOOKS_OF_FSDP,
         copies=copies,
     )
-    _gather_when_read(copy, copies, parameters)
+    _gather_when_read(copy, copies, parameters, gathers_again=gathers_again)
     for original, new in copies.items():
         if id(original) in casts:
             _cast(new, casts[id(original)])
@@ -177,15 +189,18 @@ def _gather_when_read(
     copy: nn.Module,
     copies: Mapping[nn.Module, nn.Module],
     parameters: Mapping[tuple[int, str], GatheredParameter],
+    *,
+    gathers_again: bool,
 ) -> None:
-    """Have ``copy`` gather its parameters when it reads them, each once in a run of its unit; a
-    tied one belongs to the first module that has it.
+    """Have ``copy`` gather its parameters when it reads them, each once in a run of its unit, or of
+    ``copy`` if it stays gathered; a tied one belongs to the first module that has it.
     """
     modules: dict[int, list[nn.Module]] = {}
     for original, new in copies.items():
         if isinstance(original, FSDPModule):
             modules.setdefault(fsdp_unit_of(original)[0], []).append(new)
     by_unit: dict[int, list[Read]] = {}
+    stay = {of.unit for of in parameters.values() if of.kept and not gathers_again}
     made: dict[int, Read] = {}
     for original, new in copies.items():
         reads: dict[str, Read] = {}
@@ -204,7 +219,30 @@ def _gather_when_read(
         if reads:
             gather_when_read(new, reads)
     for unit, entered in by_unit.items():  # modules of one unit need not run in a row
-        gather_once(modules[unit][0] if len(modules[unit]) == 1 else copy, entered)
+        is_alone = len(modules[unit]) == 1 and unit not in stay
+        gather_once(modules[unit][0] if is_alone else copy, entered)
+
+
+def _refuse_reads_outside(backward: CapturedGraph) -> None:
+    """Raise ``InputError`` for a parameter whose gradient ``backward`` reduces in several parts: of
+    each place where it is gathered.
+    """
+    parts: dict[torch.fx.Node, int] = {}
+    for node in backward.module.graph.nodes:
+        if collective_kind(node) in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE):
+            parts[node] = 1
+        elif len(node.all_input_nodes) == 1 or node.target is torch.ops.aten.add.Tensor:
+            parts[node] = sum(parts.get(one, 0) for one in node.all_input_nodes)
+    (output,) = backward.module.graph.find_nodes(op="output")
+    for value, descriptor in zip(output.args[0], output.meta.get("desc", ()), strict=False):
+        name = gradient_of(descriptor)
+        if name is not None and isinstance(value, torch.fx.Node) and parts.get(value, 0) > 1:
+            raise InputError(
+                f"{name}: expected each parameter to be read in the forward of its own unit, since"
+                " keep decides which units stay gathered; found that it is read outside, too: leave"
+                " keep out, or do not call fully_shard on that unit, so that the unit around it has"
+                " its parameters"
+            )
 
 
 def _refuse_repeats(model: nn.Module, copy: nn.Module) -> None:

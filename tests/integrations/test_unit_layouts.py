@@ -13,7 +13,7 @@ from apsched.capture.fake_world import world
 from apsched.capture.fsdp2 import capture_fsdp2
 from apsched.integrations.fsdp2 import apply_fsdp2
 from apsched.integrations.fsdp2_units import units_of
-from tests.helpers.graphs.unit_layouts import LAYOUTS, blocks, layout
+from tests.helpers.graphs.unit_layouts import LAYOUTS, blocks, layout, shared
 from tests.helpers.processes import WORKERS, Job, run_jobs
 
 TOKENS = torch.zeros(4, 8, dtype=torch.long)
@@ -146,7 +146,19 @@ def test_a_branch_on_values_is_captured_as_by_a_compiler_or_refused_with_its_pla
     assert not torch.compiler.is_compiling()
 
 
-@pytest.mark.parametrize("name", ["tied in the root", "tied in a unit"])
+def test_an_embedding_read_outside_of_its_unit_cannot_be_resharded():
+    with (
+        world(2),
+        pytest.raises(
+            apsched.InputError, match=r"embedding\.weight: .* read outside, too: leave keep out, or"
+        ),
+    ):
+        apsched.tune_fsdp2(shared(), TOKENS, keep="none", budget=0.0, memory_cap="none")
+
+
+@pytest.mark.parametrize(
+    "name", ["tied in the root", "tied in a unit", "an embedding read by the root"]
+)
 def test_a_tied_parameter_is_gathered_and_reduced_once(name):
     """As FSDP2 does, which has one shard of it; its name is the first one."""
     with world(2):

@@ -31,6 +31,26 @@ class Scale(nn.Module):
         return x * self.weight
 
 
+class Shared(nn.Module):
+    """Logits are products with the embedding, which the model reads outside of its unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.block = nn.Embedding(65, 32), Block()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(self.block(self.embedding(tokens)), self.embedding.weight)
+
+
+def shared() -> nn.Module:
+    """Return such a model, whose embedding stays gathered."""
+    torch.manual_seed(0)
+    model = Shared()
+    fully_shard(model.embedding, reshard_after_forward=False)
+    fully_shard(model.block)
+    return fully_shard(model)
+
+
 class Language(nn.Module):
     """An embedding, blocks that run in ``order``, and a head, which may be tied."""
 
@@ -113,6 +133,7 @@ LAYOUTS = {
     ),
     "blocks with a LayerDrop of 0": layout(layerdrop=0.0),
     "pointwise blocks": layout(block=Scale),
+    "an embedding read by the root": shared,
     "weights made of two parameters": layout(normalised=True),
     "every part a unit, kept": layout(lambda m: [m.embedding, *m.blocks, m.head], reshard=False),
 }
