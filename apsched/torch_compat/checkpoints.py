@@ -2,9 +2,10 @@
 
 import importlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count, takewhile
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -26,8 +27,7 @@ _GENERATORS = (
 """
 
 
-@contextmanager
-def checkpoints_as_tags() -> Iterator[None]:
+def checkpoints_as_tags() -> AbstractContextManager[Any]:
     """Have non-reentrant ``torch.utils.checkpoint`` tag the nodes of its region for the
     partitioner, as Dynamo does, in place of running the region again in backward.
 
@@ -74,11 +74,7 @@ def checkpoints_as_tags() -> Iterator[None]:
                 node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
                 node.meta["ac_graph_id"] = number
 
-    setattr(checkpoints, name, generator)
-    try:
-        yield
-    finally:
-        setattr(checkpoints, name, original)
+    return patch.object(checkpoints, name, generator)
 
 
 def _is_wrapped_by_dynamo(function: Any) -> bool:

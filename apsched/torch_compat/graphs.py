@@ -6,8 +6,9 @@ import importlib
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -197,17 +198,11 @@ def is_composite(operator: Any) -> bool:
     )
 
 
-@contextmanager
-def compiling_context() -> Iterator[None]:
-    """A context in which ``torch.compiler.is_compiling()`` is true: modules check it before they
-    look at values (torch/compiler/__init__.py; 2.11 and 2.12 have the flag without a context).
+def compiling_context() -> AbstractContextManager[Any]:
+    """Return a context in which ``torch.compiler.is_compiling()`` is true: modules check it before
+    they look at values (torch/compiler/__init__.py; 2.11 and 2.12 have the flag without a context).
     """
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
+    return patch.object(torch.compiler, "_is_compiling_flag", True)
 
 
 def fake_mode_of(tensors: Any) -> Any:
@@ -322,18 +317,11 @@ def storage_key(tensor: Any) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-@contextmanager
-def quiet_fake_tensors() -> Iterator[None]:
-    """Run the body without the traceback that torch logs before it refuses a shape
+def quiet_fake_tensors() -> AbstractContextManager[Any]:
+    """Return a context without the traceback that torch logs before it refuses a shape
     (torch/_subclasses/fake_tensor.py, log).
     """
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before = log.disabled
-    log.disabled = True
-    try:
-        yield
-    finally:
-        log.disabled = before
+    return patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
 
 
 def hold_stream(duration_us: float) -> None:
@@ -401,17 +389,12 @@ def _scheduling_without_a_gpu() -> Iterator[None]:
                 lambda size: links.NVLINK_H100 if size <= 8 else links.IB_NDR,
             )
         )
-    originals = [getattr(owner, name) for owner, name, _ in replaced]
-    try:
+    forget = getattr(scheduling.get_group_name, "cache_clear", lambda: None)  # torch 2.13 has it
+    with ExitStack() as stack:
+        stack.callback(forget)
         for owner, name, value in replaced:
-            setattr(owner, name, value)
+            stack.enter_context(patch.object(owner, name, value))
         yield
-    finally:
-        for (owner, name, _), original in zip(replaced, originals, strict=True):
-            setattr(owner, name, original)
-        getattr(
-            scheduling.get_group_name, "cache_clear", lambda: None
-        )()  # torch 2.13 has that cache
 
 
 def schedule_overlap(

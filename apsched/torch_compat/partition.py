@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -24,14 +25,15 @@ from apsched.torch_compat.version import check_torch_version
 
 check_torch_version()
 
+Context = contextlib.AbstractContextManager[Any]
+
 _without_code = partial(_use_lazy_graph_module, True)
 """Has torch make the code of a graph at its first call: most are never run, and it is a fifth of
 the time (torch/fx/_lazy_graph_module.py).
 """
 
 
-@contextlib.contextmanager
-def _random_only_with_dropout() -> Iterator[None]:
+def _random_only_with_dropout() -> Context:
     """Keep the partitioner from saving random state for recomputed attention that drops nothing.
 
     Attention is tagged as random whatever its dropout, and would be hidden in a higher-order
@@ -50,53 +52,40 @@ def _random_only_with_dropout() -> Iterator[None]:
             joint
         )
 
-    partitioners.has_recomputable_rng_ops = draws
-    try:
-        yield
-    finally:
-        partitioners.has_recomputable_rng_ops = original
+    return patch.object(partitioners, "has_recomputable_rng_ops", draws)
 
 
-@contextlib.contextmanager
-def _states_as_tensors() -> Iterator[None]:
+def _states_as_tensors() -> Context:
     """Have dropout that is recomputed save the state of its generator as a tensor on any device,
     and not take a generator as a further input of the graphs (torch/_functorch/partitioners.py,
     functionalize_rng_ops).
     """
     from torch._functorch import config
 
-    with config.patch(graphsafe_rng_functionalization=False):
-        yield
+    patched: Context = config.patch(graphsafe_rng_functionalization=False)
+    return patched
 
 
-@contextlib.contextmanager
-def flex_attention_uncompiled() -> Iterator[None]:
+def flex_attention_uncompiled() -> Context:
     """Have ``flex_attention`` call its operator, which fake tensors run, and not compile itself
     first (torch/nn/attention/flex_attention.py, _FLEX_ATTENTION_DISABLE_COMPILE_DEBUG): a later
     trace takes the compiled code, which has no gradients.
     """
-    flex: Any = importlib.import_module("torch.nn.attention.flex_attention")
-    before = flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
-    flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
-    try:
-        yield
-    finally:
-        flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = before
+    flex = importlib.import_module("torch.nn.attention.flex_attention")
+    return patch.object(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
-@contextlib.contextmanager
-def _flex_attention_as_compiled() -> Iterator[None]:
+def _flex_attention_as_compiled() -> Context:
     """Have torch trace ``flex_attention`` as if it was compiled for a GPU
     (torch/nn/attention/flex_attention.py): with gradients on CPU, where no backward kernel exists,
     and without the warning that calls run unfused, since none runs.
     """
-    flex: Any = importlib.import_module("torch.nn.attention.flex_attention")
-    before = flex._validate_device, flex._warn_once
-    flex._validate_device = flex._warn_once = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        flex._validate_device, flex._warn_once = before
+    flex = importlib.import_module("torch.nn.attention.flex_attention")
+
+    def nothing(*_: object, **__: object) -> None:
+        pass
+
+    return patch.multiple(flex, _validate_device=nothing, _warn_once=nothing)
 
 
 @contextlib.contextmanager
@@ -241,22 +230,16 @@ def _symbols_for_data(**options: bool) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _equal_waits_are_one() -> Iterator[None]:
+def _equal_waits_are_one() -> Context:
     """Have torch merge equal waits, as it did up to 2.13; later versions merge no node with an
     effect (torch/_functorch/compile_utils.py, fx_graph_cse).
     """
-    node_class: Any = torch.fx.Node
-    original = node_class.is_impure
+    original: Any = torch.fx.Node.is_impure
 
     def is_impure(node: Any, *arguments: Any, **options: Any) -> bool:
         return not is_wait_tensor(node) and original(node, *arguments, **options)
 
-    node_class.is_impure = is_impure
-    try:
-        yield
-    finally:
-        node_class.is_impure = original
+    return patch.object(torch.fx.Node, "is_impure", is_impure)
 
 
 def _without_duplicates(joint: Any) -> Any:
