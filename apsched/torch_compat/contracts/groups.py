@@ -61,6 +61,9 @@ def _avoid_coalesced_gathers() -> None:
             shard = torch.arange(6.0).view(3, 2)
             one = c10d.wait_tensor(c10d.all_gather_into_tensor(shard.T, 1, name))
             expect(one.equal(shard.T), "a gather of a strided shard has its values")
+            turned = torch.complex(shard, -shard).conj()
+            one = c10d.wait_tensor(c10d.all_gather_into_tensor(turned, 1, name))
+            expect(one.equal(turned), "a gather of complex numbers has their values")
             many = c10d.all_gather_into_tensor_coalesced([shard, shard + 1], 1, name)
             expect(
                 [c10d.wait_tensor(each).sum().item() for each in many] == [15, 21],

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 SIZES = (8, 64, 96, 4000)
 """Elements of a shard."""
+DTYPES = (torch.float32, torch.float32, torch.complex64)
 MOST_AT_ONCE = 5
 
 
@@ -34,8 +35,8 @@ def main(rank: int, world_size: int, folder: Path, rounds: str) -> None:
     for number in range(int(rounds)):
         under_way = []
         for _ in range(chance.randint(1, MOST_AT_ONCE)):
-            size = chance.choice(SIZES)
-            shard = torch.full((size,), number + float(rank))
+            size, dtype = chance.choice(SIZES), chance.choice(DTYPES)
+            shard = torch.full((size,), number + float(rank), dtype=dtype)
             under_way.append((operators.all_gather_into_tensor(shard, world_size, group), size))
         shard = torch.full((2, 3), number + float(rank))
         together = operators.all_gather_into_tensor_coalesced([shard, shard], world_size, group)
@@ -43,7 +44,8 @@ def main(rank: int, world_size: int, folder: Path, rounds: str) -> None:
         chance.shuffle(under_way)
         for whole, size in under_way:
             found = operators.wait_tensor(whole).flatten()
-            num_wrong += not found.equal((number + ranks).repeat_interleave(size))
+            expected = (number + ranks).repeat_interleave(size).to(found.dtype)
+            num_wrong += not found.equal(expected)
             num_gathers += 1
     (folder / f"{rank}.json").write_text(json.dumps({"gathers": num_gathers, "wrong": num_wrong}))
     dist.barrier()
