@@ -24,7 +24,7 @@ from apsched.compiler.keep import (
 )
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.schedule_captured import RESULT, process_rank
-from apsched.compiler.schedule_graph import kept_as_it_was, prepare_joint, schedule_graph
+from apsched.compiler.schedule_graph import prepare_joint, schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
 from apsched.fx.chains import mark_chains
@@ -49,6 +49,21 @@ from apsched.whole_step.choices import Choice, kept_in_node, kept_whole
 from apsched.whole_step.keep_request import KeepRequest, plan_for
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterNames:
+    """Position -> name, of the inputs of a graph of Dynamo that are parameters."""
+
+    of_inputs: Mapping[int, str] = field(default_factory=dict)
+    failed: Exception | None = None
+    """Why they were not found: the graphs stay unchanged then, on all process ranks."""
+
+    def write_into(self, graph: torch.fx.Graph) -> None:
+        """Mark the parameters in ``graph``; raise the error where they were not found."""
+        if self.failed is not None:
+            raise self.failed
+        name_parameters(graph, self.of_inputs)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,14 +140,15 @@ class Backend:
             "reshard_after_forward": self.reshard_after_forward,
         }
 
-    def _parameters(self, gm: torch.fx.GraphModule) -> dict[int, str]:
+    def _parameters(self, gm: torch.fx.GraphModule) -> ParameterNames:
         try:
-            return dynamo_parameters(gm)
+            return ParameterNames(of_inputs=dynamo_parameters(gm))
         except Exception as error:
-            kept_as_it_was(gm, error, self.settings, "the names from Dynamo")
-            return {}
+            if self.settings.on_error == "raise":
+                raise
+            return ParameterNames(failed=error)  # raised where the process ranks agree on a graph
 
-    def _patches(self, names: Mapping[int, str]) -> dict[str, Any]:
+    def _patches(self, names: ParameterNames) -> dict[str, Any]:
         """Return the settings that Inductor needs, for forward and for backward, which is compiled
         later.
         """
@@ -146,13 +162,16 @@ class Backend:
             )
         hooks: dict[str, Any] = {
             "joint_custom_pre_pass": ParameterPass(
-                names,
+                names.of_inputs,
                 self.reshard_after_forward if self.keep is None else True,
                 self.settings,
                 self.reduce,
                 self._stated,
+                names.failed,
             ),
-            "post_grad_custom_post_pass": InductorPass(self.settings, names, self.results),
+            "post_grad_custom_post_pass": InductorPass(
+                self.settings, names.of_inputs, self.results
+            ),
         }
         patches = {name: OFF[name] for name in switched_on()} | {
             name: with_custom_pass(inductor_setting(name), own) for name, own in hooks.items()
@@ -161,11 +180,11 @@ class Backend:
             return patches
         name = "custom_partitioner_fn"
         before = inductor_setting(name)
-        return patches | {name: KeepPartition(self.keep, names, self.settings, before)}
+        return patches | {name: KeepPartition(self.keep, names.of_inputs, self.settings, before)}
 
     def _partition(
         self,
-        names: Mapping[int, str],
+        names: ParameterNames,
         joint: torch.fx.GraphModule,
         joint_inputs: Any,
         **options: Any,
@@ -180,12 +199,12 @@ class Backend:
             return partition(run_passes(joint, (*joint_passes(), merge_gathers(), *summed)).module)
 
         def prepare(agreement: GraphAgreement | None) -> Pair:
-            name_parameters(joint.graph, names)
+            names.write_into(joint.graph)
             passes: PassList = (classify(),)
             chosen = Choice()
             if self.keep is not None:
                 chosen = chosen_parameters(
-                    self.keep, joint, gathered_again, self.settings, names, agreement
+                    self.keep, joint, gathered_again, self.settings, names.of_inputs, agreement
                 )
                 passes = joint_passes(kept=kept_whole(chosen))
             elif again is not None:
@@ -198,13 +217,13 @@ class Backend:
         return partition(joint) if prepared is None else prepared
 
     def _compile(
-        self, names: Mapping[int, str], name: str, gm: torch.fx.GraphModule, _: Sequence[Any]
+        self, names: ParameterNames, name: str, gm: torch.fx.GraphModule, _: Sequence[Any]
     ) -> Callable[[list[Any]], Any]:
         fast = schedule_graph(
             gm,
             self.settings,
             name=name,
-            parameter_names=partial(name_parameters, gm.graph, names),
+            parameter_names=partial(names.write_into, gm.graph),
         )
         if fast is not gm:
             self.results.append(fast.meta[RESULT])

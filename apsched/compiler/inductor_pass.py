@@ -15,9 +15,10 @@ from apsched.compiler.code_cache import graph_in_inductor
 from apsched.compiler.fingerprint import fingerprint
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.schedule_captured import RESULT
-from apsched.compiler.schedule_graph import kept_as_it_was, prepare_joint, schedule_graph
+from apsched.compiler.schedule_graph import prepare_joint, schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.fx.chains import set_chains
+from apsched.fx.graph_copies import copied
 from apsched.fx.passes.parameters import is_backward, mark_parameters
 from apsched.fx.passes.summed_scatters import put_sums_first
 from apsched.fx.passes.sums_last import put_sums_last
@@ -88,38 +89,37 @@ class ParameterPass(CustomGraphPass):
     reduce: str = REDUCE_EACH
     stated: Mapping[str, object] | None = None
     """Settings that all process ranks compare first."""
+    failed: Exception | None = None
+    """Why ``names`` were not found here: the graph stays unchanged, on all process ranks."""
 
     def __call__(self, graph: Graph) -> None:
-        """Tag the nodes of a joint graph in place, or none of them; nothing on others."""
-        self._place_sums(graph)
-        module = graph.owning_module or GraphModule(torch.nn.Module(), graph)
-        again = self.reshard_after_forward
-        before = {node: dict(node.meta) for node in graph.nodes}
-        tagged = GraphModule(torch.nn.Module(), Graph())  # stands for success
-
-        def tag(_: GraphAgreement | None) -> GraphModule:
-            name_parameters(graph, self.names)
-            if again is not None and any(is_backward(node) for node in graph.nodes):
-                mark_parameters(graph, reshard_after_forward=again)
-            set_chains(graph)
-            return tagged
-
-        if prepare_joint(module, self.settings, tag, self.stated) is not tagged:
-            module.meta[AS_IT_WAS] = True
-            for node, meta in before.items():
-                node.meta = meta
-
-    def _place_sums(self, graph: Graph) -> None:
-        """Add gradients of ``graph`` before they are reduced, or at the end, on every process rank
-        alike: ahead of the rest, on which they agree.
+        """Change a joint graph in place, where that works on all process ranks, and on none else;
+        nothing on others.
         """
-        try:
-            if self.reduce == REDUCE_ONCE:
-                put_sums_first(graph)
-            else:
-                put_sums_last(graph)
-        except Exception as error:
-            kept_as_it_was(graph, error, self.settings, "the order of sums and reductions")
+        module = graph.owning_module or GraphModule(torch.nn.Module(), graph)
+        worked = GraphModule(torch.nn.Module(), Graph())
+
+        def attempt(_: GraphAgreement | None) -> GraphModule:
+            self._change(copied(module).graph)
+            return worked
+
+        if prepare_joint(module, self.settings, attempt, self.stated) is worked:
+            self._change(graph)
+        else:
+            module.meta[AS_IT_WAS] = True
+
+    def _change(self, graph: Graph) -> None:
+        if self.failed is not None:
+            raise self.failed
+        if self.reduce == REDUCE_ONCE:
+            put_sums_first(graph)
+        else:
+            put_sums_last(graph)
+        name_parameters(graph, self.names)
+        again = self.reshard_after_forward
+        if again is not None and any(is_backward(node) for node in graph.nodes):
+            mark_parameters(graph, reshard_after_forward=again)
+        set_chains(graph)
 
     def uuid(self) -> str:
         """Return a digest of the settings of the pass."""

@@ -68,6 +68,14 @@ def test_where_one_has_another_choice_all_have_the_graphs_of_torch(jobs, form) -
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("label", ["names", "names, inductor", "sums, inductor"])
+def test_where_one_fails_before_the_joint_graph_all_have_the_graphs_of_torch(jobs, label) -> None:
+    """The others gathered again in backward, or reduced sums of gradients, and waited for it."""
+    for report in jobs[2]:
+        assert report["failed on one"][label]["num_unequal"] == 0
+
+
+@pytest.mark.ranks
 def test_graphs_compute_the_same_whatever_is_kept(jobs) -> None:
     for report in jobs[4]:
         assert report["graphs"]["num"] > 2

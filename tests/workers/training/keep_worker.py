@@ -6,9 +6,11 @@ usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 
 import json
 import os
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -35,6 +37,13 @@ name = "two-nodes"
 ranks_per_node = 2
 """
 WIDE = 64
+
+
+class Sum(nn.Module):
+    """A loss."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum()
 
 
 def gathers(results: list[apsched.Result]) -> dict[str, list[str]]:
@@ -101,6 +110,28 @@ def other_on_one() -> dict[str, object]:
     return found
 
 
+def failed_on_one() -> dict[str, object]:
+    """Train where process rank 1 fails before the process ranks agree on a joint graph: it finds no
+    names of parameters, or cannot place the sums of gradients.
+    """
+    found: dict[str, object] = {}
+    for label, where, settings in (
+        ("names", "backend.dynamo_parameters", {"reshard_after_forward": True}),
+        ("names, inductor", "backend.dynamo_parameters", {"reshard_after_forward": True}),
+        ("sums, inductor", "inductor_pass.put_sums_first", {"reduce": "once"}),
+    ):
+        inductor = label.endswith("inductor")
+        module, inputs = small(lambda: nn.Sequential(*layers(4), Sum()), [4] * NUM_STEPS)
+        step = apsched.micro_batches(module, 2) if "reduce" in settings else module
+        expected = train(step, inputs, "inductor" if inductor else "aot_eager")
+        broken = mock.patch(f"apsched.compiler.{where}", side_effect=ZeroDivisionError)
+        choices = {**settings, **QUICK, "on_error": "fallback"}
+        with broken if dist.get_rank() == 1 else nullcontext():
+            backend = apsched.backend(inductor=inductor, **choices)
+            found[label] = compare(expected, train(step, inputs, backend))
+    return found
+
+
 def on_two_nodes(cluster: Path, *, inductor: bool) -> dict[str, object]:
     """Train layers whose parameters take several blocks of memory, kept, and resharded in their
     node: by the user, and as solved under a memory cap.
@@ -150,7 +181,7 @@ def report(world_size: int, folder: Path) -> dict[str, object]:
     cluster = folder / f"two-nodes-{dist.get_rank()}.toml"
     cluster.write_text(TWO_NODES)
     if world_size == 2:
-        return {"other on one": other_on_one()}
+        return {"other on one": other_on_one(), "failed on one": failed_on_one()}
     return {
         "compiled": compiled(),
         "graphs": interpreted(world_size),
