@@ -31,6 +31,7 @@ from apsched.errors import ApschedError, InputError
 from apsched.fx.collectives import is_collective
 from apsched.fx.passes.checkpointing import Checkpointing, blocks_of
 from apsched.fx.passes.run_passes import PassList
+from apsched.fx.passes.saved_as_eager import save_as_eager
 from apsched.models.mesh import MeshSpec, build_meshes
 from apsched.models.own_modules import check_own_mesh, is_distributed, shard_module
 from apsched.torch_compat.graphs import quiet_fake_tensors
@@ -106,6 +107,8 @@ def capture_own(
         with quiet_fake_tensors(), in_order as given:
             warnings = () if mesh is None else _sharded_over(module, given, source, mesh)
             passes = _checkpointed(module, activation_checkpoint, source)
+            if has_units(module):
+                passes = (*passes, save_as_eager())
 
             def trace() -> Capture:
                 step = fake_step(module, inputs) if has_units(module) else (module, given, ())

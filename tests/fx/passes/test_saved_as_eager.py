@@ -1,12 +1,17 @@
 """A captured step of eager FSDP2 saves the tensors that eager autograd saves."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from apsched.capture.captured import Capture
 from apsched.capture.fake_world import world
 from apsched.capture.fsdp2 import capture_fsdp2
+from apsched.capture.function import capture_own
 from tests.helpers.graphs.unit_layouts import Block, Language, Scale
 
 TOKENS = torch.zeros(4, 8, dtype=torch.long)
@@ -42,11 +47,11 @@ def saved_by_autograd(model: nn.Module) -> list[int]:
     return sorted(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
-def saved_in_graph(model: Language) -> list[int]:
+def saved_in_graph(model: Language, capture: Callable[..., Capture]) -> list[int]:
     """Return the bytes of all storages that the captured forward graph hands to backward."""
-    for block in model.blocks:
-        fully_shard(block)
-    forward, _ = capture_fsdp2(fully_shard(model), (TOKENS,), gathers_again=True).graphs
+    for unit in (*model.blocks, model):
+        fully_shard(unit, reshard_after_forward=True)
+    forward, _ = capture(model, (TOKENS,)).graphs
     (output,) = forward.module.graph.find_nodes(op="output")
     _, *passed = output.args[0]
     values = [
@@ -57,9 +62,14 @@ def saved_in_graph(model: Language) -> list[int]:
     return sorted({value._cdata: value.nbytes() for value in values}.values())
 
 
+@pytest.mark.parametrize(
+    "capture", [capture_fsdp2, partial(capture_own, source="model", num_ranks=None, mesh=None)]
+)
 @pytest.mark.parametrize("block", [Block, Scale, Gated])
-def test_the_same_tensors_are_saved(block: type[nn.Module]) -> None:
+def test_the_same_tensors_are_saved(
+    block: type[nn.Module], capture: Callable[..., Capture]
+) -> None:
     model = Language(block=block)
     expected = saved_by_autograd(model)
     with world(2):
-        assert saved_in_graph(model) == expected
+        assert saved_in_graph(model, capture) == expected
