@@ -89,6 +89,8 @@ class Life:
 
     storage: int
     """Its index in the problem."""
+    birth: int
+    """Compute node, as captured, that allocates it; -1 for none."""
     nodes: tuple[int, ...]
     """Compute nodes, as captured, that touch it."""
     from_beginning: bool
@@ -219,6 +221,7 @@ class Orders:
         ):
             for s, size in enumerate(sizes):
                 nodes = touched.nodes[touched.begin[s] : touched.begin[s + 1]].tolist()
+                birth = int(touched.birth[s])
                 by_attached = moves and int(self.arrays.storage_birth_attached[s]) >= 0
                 if by_attached and s in result_of and self.arrays.kind[result_of[s]] != ALL_GATHER:
                     size = max(
@@ -226,6 +229,7 @@ class Orders:
                     )  # it may lie inside a bucket's buffer, which is rounded up once
                 yield Life(
                     storage=next(storages),
+                    birth=birth if birth < num_compute else -1,
                     nodes=tuple(k for k in nodes if k < num_compute),
                     from_beginning=bool(touched.from_beginning[s]),
                     to_the_end=num_compute in nodes,

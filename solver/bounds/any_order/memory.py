@@ -1,18 +1,38 @@
-"""Bounds on memory that hold for every compute order."""
+"""Bounds on memory that hold for every compute order.
 
-from collections.abc import Collection, Iterable
+    k        a compute node
+    S_s      the compute nodes that are at or behind the birth of storage s in every order
+    U_s      the compute nodes that are at or before the last use of s in every order
+    B_s      the least bytes of s
+    C        chains (s_1, ..., s_n), n <= 3: s_i+1 is allocated by a compute node that touches s_i
+    C_k      some of these with k in S_s_1 and in U_s_n, no two of which share a storage
+
+    (A1)  k in S_s where k touches s or follows a node that does; k in U_s where k touches s or a
+          node that follows k does
+    (A2)  live_k >= kept + sum_{(s_1, ..., s_n) in C_k} min_i B_s_i
+
+From the birth of s_1 to the last use of s_n one storage of a chain is always alive, since s_i is
+alive where s_i+1 is allocated.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from apsched.solver.arrays.problem_arrays import Bools, Ints
-from apsched.solver.arrays.reordered import Orders
+from apsched.solver.arrays.reordered import Life, Orders
 from apsched.solver.bounds.step_time import bytes_at_first
+
+_LONGEST_CHAIN = 3
+"""With these the bound is the floor of the graphs of LLaMA-3 and DeepSeek, where compute moves by
+200 places or anywhere. With one storage it is up to 16 % lower there, with two up to 0.2 %.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertainlyAlive:
-    """The storages that are alive at each compute node in every schedule."""
+    """The bytes that are alive at each compute node in every schedule."""
 
     live_bytes: Ints
     """(m,) Bytes of all storages but those set apart, with those that the caller keeps."""
@@ -33,34 +53,60 @@ def memory_bound_of_any_order(orders: Orders, max_move: int | None) -> int:
 def certainly_alive(
     orders: Orders, max_move: int | None, apart: Collection[int] = ()
 ) -> CertainlyAlive:
-    """Return the bytes that are alive at each compute node in every schedule whose compute moves by
-    at most ``max_move`` places, and where the storages ``apart`` all are, too.
+    """Return (A2), the bytes that are alive at each compute node in every schedule whose compute
+    moves by at most ``max_move`` places, and where the storages ``apart`` all are, too.
 
-    At compute node k everything is alive that is there from the beginning, or is touched by k or a
-    node that comes before it in every order, and is touched by k or a node that comes behind it in
-    every order. Work: nodes times words of a set of nodes.
+    Chains of one storage count first, then those of two; of equal ones those with the most bytes.
+    Work: chains times words of a set of nodes.
     """
     num_compute = len(orders.arrays.compute_ticks)
     everywhere = (1 << num_compute) - 1
     until, since = _before_and_behind(orders, max_move)
-    live = np.full(num_compute, orders.arrays.kept_bytes, dtype=np.int64)
+    lives = list(orders.lives())
+    born = [everywhere if life.from_beginning else _union(since, life.nodes) for life in lives]
+    needed = [everywhere if life.to_the_end else _union(until, life.nodes) for life in lives]
     all_apart = everywhere
-    for life in orders.lives():
-        alive = everywhere
-        if not life.from_beginning:
-            alive &= _union(since, life.nodes)
-        if not life.to_the_end:
-            alive &= _union(until, life.nodes)
+    for s, life in enumerate(lives):
         if life.storage in apart:
-            all_apart &= alive
-        elif alive:
-            live += life.size_bytes * _bits(alive, num_compute)
-    return CertainlyAlive(live_bytes=live, all_apart=_bits(all_apart, num_compute) > 0)
+            all_apart &= born[s] & needed[s]
+    live_bytes = np.full(num_compute, orders.arrays.kept_bytes, dtype=np.int64)
+    counted = [0] * len(lives)  # nodes at which a storage is in a chain that counts
+    for size_bytes, chain in _chains(lives, apart, num_compute):
+        alive = born[chain[0]] & needed[chain[-1]]
+        for s in chain:
+            alive &= ~counted[s]
+        if alive:
+            _add(live_bytes, size_bytes, alive)
+            for s in chain:
+                counted[s] |= alive
+    return CertainlyAlive(live_bytes=live_bytes, all_apart=_bits(all_apart, num_compute) > 0)
+
+
+def _chains(
+    lives: Sequence[Life], apart: Collection[int], num_compute: int
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield the chains of storages, as indices in ``lives``, without those ``apart``, and the least
+    size in each: short chains first, of equal ones those with the most bytes.
+    """
+    touched: list[list[int]] = [[] for _ in range(num_compute)]
+    chains: list[tuple[int, ...]] = []
+    for s, life in enumerate(lives):
+        if life.storage not in apart:
+            chains.append((s,))
+            for k in life.nodes:
+                touched[k].append(s)
+    before = {
+        s: [t for t in touched[lives[s].birth] if t != s] for (s,) in chains if lives[s].birth >= 0
+    }
+    for _ in range(_LONGEST_CHAIN):
+        sized = ((min(lives[s].size_bytes for s in chain), chain) for chain in chains)
+        yield from sorted(sized, reverse=True)
+        chains = [(s, *chain) for chain in chains for s in before.get(chain[0], ())]
 
 
 def _before_and_behind(orders: Orders, max_move: int | None) -> tuple[list[int], list[int]]:
-    """Return for each compute node, as bits, the node and those before it in every order, and the
-    node and those behind it.
+    """Return, by (A1), for each compute node, as bits, the node and those before it in every order,
+    and the node and those behind it.
 
     Where nodes move by at most w places, each stays behind all that were captured more than 2 w
     places before it.
@@ -90,6 +136,12 @@ def _union(sets: list[int], nodes: Iterable[int]) -> int:
     for k in nodes:
         result |= sets[k]
     return result
+
+
+def _add(live_bytes: Ints, size_bytes: int, nodes: int) -> None:
+    """Add ``size_bytes`` to the entries of ``nodes``, one or more, as bits."""
+    first, end = (nodes & -nodes).bit_length() - 1, nodes.bit_length()
+    live_bytes[first:end] += size_bytes * _bits(nodes >> first, end - first)
 
 
 def _bits(number: int, count: int) -> Ints:

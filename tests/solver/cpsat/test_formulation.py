@@ -20,6 +20,7 @@ from apsched.solver.bounds.any_order import (
     items,
     jobs,
     last_reduction,
+    memory,
     one_machine,
     two_chains,
 )
@@ -101,6 +102,7 @@ def test_each_constraint_is_implemented_once() -> None:
         (step_time, "B", range(1, 8)),
         (linear_program, "R", range(1, 5)),
         (contention, "C", range(1, 5)),
+        (memory, "A", range(1, 3)),
     ],
 )
 def test_each_bound_is_proven_once_and_implemented_once(
@@ -185,7 +187,7 @@ def test_each_constraint_has_a_formula() -> None:
 def test_the_document_names_every_constraint_that_it_refers_to() -> None:
     """No reference to a number that does not exist."""
     known = {number for number, _ in DOCUMENTED}
-    assert set(re.findall(r"\(([BRMWVCD]\d+)\)", TEXT)) <= known
+    assert set(re.findall(r"\(([BRMWVCDA]\d+)\)", TEXT)) <= known
     assert {n for n in re.findall(r"\((\d+)\)", TEXT) if int(n) > 0} <= known
 
 

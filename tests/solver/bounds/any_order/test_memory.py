@@ -12,6 +12,10 @@ from apsched.schedule.verify import verify
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.memory import certainly_alive, memory_bound_of_any_order
+from apsched.solver.reorder.lower_peak import lower_peak
+from apsched.solver.reorder.reorder import ComputeMover
+from apsched.solver.search.just_in_time import just_in_time
+from apsched.units import ALLOCATION_BYTES
 from tests.helpers.oracle import orders_within
 from tests.helpers.problems.by_hand import ByHand
 
@@ -84,7 +88,8 @@ def test_what_is_alive_at_a_node_is_alive_there_in_each_order(seed: int) -> None
 
 def test_a_node_captured_far_behind_stays_behind() -> None:
     """The last of five independent nodes frees its input. Where nodes move by one place, it stays
-    behind the first two, so that both of these have the input next to them.
+    behind the first two, so that both of these have the input next to them; at the others its input
+    or its result is alive.
     """
     hand = ByHand()
     large = hand.input("large", 4096)
@@ -92,6 +97,60 @@ def test_a_node_captured_far_behind_stays_behind() -> None:
     results.append(hand.compute("last", 1, large, size=512))
     orders = Orders(Instance.of(hand.output(*results)))
     alive = {move: certainly_alive(orders, move).live_bytes.tolist() for move in (1, 2, None)}
-    assert alive[1] == [4096 + 512, 4096 + 512, 512, 2 * 512, 4096 + 3 * 512]
-    assert alive[2] == [512] * 4 + [4096 + 512]
+    assert alive[1] == [4096 + 512, 4096 + 512, 2 * 512, 3 * 512, 4096 + 3 * 512]
+    assert alive[2] == [2 * 512] * 4 + [4096 + 512]
     assert alive[None] == alive[2]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
+def test_one_of_a_chain_is_alive_at_a_node_in_any_place(length: int) -> None:
+    """Two tensors are replaced by others, as copies do, and the peak may stand anywhere among these
+    nodes: the least size of each chain counts, of up to three storages.
+    """
+    hand, sizes = ByHand(), [2048, 1024, 4096, 8192]
+    tensors = [[hand.input(f"x{i}", sizes[0])] for i in range(2)]
+    peak = hand.compute("peak", 1, size=65536)
+    for size in sizes[1:length]:
+        for values in tensors:
+            values.append(hand.compute(f"c{len(hand.names)}", 1, values[-1], size=size))
+    problem = hand.output(peak, *(values[-1] for values in tensors))
+    orders = Orders(Instance.of(problem))
+    at_peak = int(certainly_alive(orders, None).live_bytes[0])
+    least = min(
+        live_bytes
+        for schedule in schedules(problem, None)
+        for step, live_bytes in zip(
+            schedule.steps, simulate(problem, schedule).live_bytes, strict=True
+        )
+        if step.index == peak
+    )
+    assert least == 65536 + 2 * min(sizes[:length])
+    assert at_peak == (least if length <= 3 else 65536)
+
+
+def test_a_storage_counts_in_one_chain_at_a_node() -> None:
+    """Two nodes read one tensor: it is alive at the peak, or both of their results are."""
+    hand = ByHand()
+    shared = hand.input("shared", 4096)
+    peak = hand.compute("peak", 1, size=8192)
+    results = [hand.compute(f"c{i}", 1, shared, size=4096) for i in range(2)]
+    problem = hand.output(peak, *results)
+    orders = Orders(Instance.of(problem))
+    assert certainly_alive(orders, None).live_bytes[0] == 8192 + 4096
+
+
+@pytest.mark.parametrize("move", [10, 200, None])
+def test_the_bound_is_the_floor_of_captured_graphs(
+    layered_presets: dict[str, Problem], move: int | None
+) -> None:
+    """The least memory that the search finds is proven where compute moves, too, to the rounding of
+    results that share a buffer.
+    """
+    for name, problem in layered_presets.items():
+        instance = Instance.of(problem, Caps(max_compute_move=move))
+        bound = memory_bound_of_any_order(Orders(instance), move)
+        found = just_in_time(instance)
+        assert found is not None
+        peaks = [found.peak_memory_bytes]
+        peaks += [one.peak_bytes for one in lower_peak(ComputeMover(instance), instance.caps, 0)]
+        assert 0 <= min(peaks) - bound < ALLOCATION_BYTES * len(problem.collectives), name
