@@ -157,10 +157,12 @@ def partitioned_graphs(
             seen(parted(_without_duplicates(otherwise(joint)))[0])
         joint = _without_duplicates(prepare(joint))
         saved = saves(joint)
-        return _partition_saving(joint, saved, num_fwd_outputs) if saved else parted(joint)
+        pair = _partition_saving(joint, saved, num_fwd_outputs) if saved else parted(joint)
+        return pair[0], _not_copied(pair[1])
 
     def keep(name: str) -> Any:
         def compiler(graph: Any, _: Any) -> Callable[..., None]:
+            vars(graph).pop("__deepcopy__", None)
             graphs[name] = graph
             return lambda *arguments: None
 
@@ -181,6 +183,15 @@ def partitioned_graphs(
 
     _traced_in_some_way(trace, graphs)
     return graphs["forward"], graphs.get("backward"), num_outputs
+
+
+def _not_copied(backward: Any) -> Any:
+    """Return ``backward``, of which ``copy.deepcopy`` returns the graph itself: AOTAutograd copies
+    it before it compiles it, and a process group that it holds has no copy
+    (torch/_functorch/_aot_autograd/graph_compile.py, _aot_stage2b_bw_compile).
+    """
+    vars(backward)["__deepcopy__"] = lambda memo: backward
+    return backward
 
 
 def _traced_in_some_way(trace: Callable[..., None], graphs: dict[str, Any]) -> None:

@@ -1,6 +1,9 @@
 """Capture of modules: plain, with DTensor parameters, without gradients."""
 
+import copy
+
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
@@ -9,6 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from apsched.capture.fake_world import world
 from apsched.capture.joint import capture_module
 from apsched.fx.passes.parameters import PARAMETER_KEY
+from apsched.torch_compat.partition import partitioned_graphs
 
 
 class Step(nn.Module):
@@ -115,3 +119,52 @@ def test_a_users_dtensor_parameter_is_seen_as_its_shard() -> None:
             target = getattr(torch.ops._c10d_functional, operator).default
             (node,) = graph.module.graph.find_nodes(op="call_function", target=target)
             assert node.meta["custom"][PARAMETER_KEY] == "weight"
+
+
+class SummedOverRanks(torch.autograd.Function):
+    """An all-reduce in forward and in backward, as ``SyncBatchNorm`` has them."""
+
+    @staticmethod
+    def forward(_: object, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(_: object, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return SummedOverRanks.forward(_, gradient)
+
+
+class Centred(nn.Module):
+    """A layer whose result is centred over all process ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        mean: torch.Tensor = SummedOverRanks.apply(x.mean(0))  # type: ignore[no-untyped-call]
+        return (x - mean / 2).square().mean()
+
+
+def test_a_backward_that_calls_torch_distributed_is_captured() -> None:
+    """Process groups cannot be copied, and AOTAutograd copies the backward graph."""
+    with world(2):
+        graphs = capture_module(Centred(), (torch.randn(3, 8),), source="centred").graphs
+        copies = [copy.deepcopy(graph.module.graph) for graph in graphs]
+    all_reduce = torch.ops.c10d.allreduce_.default
+    for graph in copies:
+        assert [all_reduce in node.args for node in graph.nodes].count(True) == 1
+
+
+def test_the_backward_graph_can_be_copied() -> None:
+    """Only AOTAutograd gets the graph itself in place of a copy."""
+    _, backward, _ = partitioned_graphs(
+        Step(),
+        (torch.randn(3, 8),),
+        prepare=lambda joint: joint,
+        is_static=lambda node: False,
+        saves=lambda joint: [],
+    )
+    assert copy.deepcopy(backward) is not backward
