@@ -97,6 +97,19 @@ def test_a_range_of_caps_begins_where_nothing_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_step_keeps_the_cap_that_its_line_states() -> None:
+    """With a stated choice ``floor`` is the least memory of each graph: the step has two caps."""
+    vary = {"memory_cap": ["floor"]}
+    study = apsched.study("llama3-debug", vary, keep="all", quiet=True, **SIZES)
+    (step,) = study.steps
+    caps = sorted(point.outcome.memory_cap_bytes or 0 for point in study.points)
+    assert [step.least_cap_bytes, step.memory_cap_bytes] == caps
+    assert caps[0] < (step.peak_memory_bytes or 0) <= caps[1]
+    shown = " to ".join(show_bytes(cap) for cap in caps)
+    assert f"step, memory caps {shown}: " in study.summary()
+
+
+@pytest.mark.slow
 def test_one_graph_is_that_of_solve(run: Run, tmp_path: Path) -> None:
     """The choice under each cap, its step time, which starts from both apart, and its peak; a
     second run makes no choice and solves nothing, also on a study that was merged.

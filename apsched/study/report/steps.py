@@ -23,6 +23,11 @@ class StepPoint:
     memory_cap: str
     """As stated."""
     memory_cap_bytes: int | None
+    """The smallest cap of its graphs; of ``floor``, which each graph has for itself, the largest,
+    which the step keeps.
+    """
+    least_cap_bytes: int | None
+    """The smallest cap of its graphs."""
     step_time_us: float | None
     bound_us: float
     """Bound of all graphs under the choice made here; another choice may lie below."""
@@ -67,7 +72,8 @@ def _is_whole(points: Sequence[Point]) -> bool:
 
 def _step(labels: Mapping[str, str], points: Sequence[Point]) -> StepPoint:
     fits = all(point.step_time_us is not None for point in points)
-    caps = (point.outcome.memory_cap_bytes for point in points)
+    caps = [p.outcome.memory_cap_bytes for p in points if p.outcome.memory_cap_bytes is not None]
+    is_floor = points[0].memory_cap.startswith("floor")
     counts = [point.graph.in_step.num_micro_batches for point in points]
     counted = [(count, p.outcome) for count, p in zip(counts, points, strict=True)]
     step_ticks = sum(count * (outcome.step_ticks or 0) for count, outcome in counted)
@@ -76,7 +82,8 @@ def _step(labels: Mapping[str, str], points: Sequence[Point]) -> StepPoint:
         labels=labels,
         num_micro_batches=points[0].described.get("accumulate", 1),
         memory_cap=points[0].memory_cap,
-        memory_cap_bytes=min((cap for cap in caps if cap is not None), default=None),
+        memory_cap_bytes=(max if is_floor else min)(caps, default=None),
+        least_cap_bytes=min(caps, default=None),
         step_time_us=ticks_to_us(step_ticks) if fits else None,
         bound_us=ticks_to_us(sum(count * outcome.bound_ticks for count, outcome in counted)),
         peak_memory_bytes=max(p.outcome.peak_memory_bytes or 0 for p in points) if fits else None,
@@ -88,10 +95,9 @@ def _step(labels: Mapping[str, str], points: Sequence[Point]) -> StepPoint:
 def step_text(step: StepPoint) -> str:
     """Return one step as a line."""
     labels = "".join(f", {name} {value}" for name, value in step.labels.items())
-    cap = "none" if step.memory_cap_bytes is None else show_bytes(step.memory_cap_bytes)
     several = step.num_micro_batches
     whole_step = f"step of {several} micro-batches" if several > 1 else "step"
-    head = f"{whole_step}{labels}, memory cap {cap}: "
+    head = f"{whole_step}{labels}, {_caps_text(step)}: "
     if step.step_time_us is None:
         return f"{head}none fits"
     marks = [mark_of(entry) for entry in step.kept]
@@ -103,6 +109,13 @@ def step_text(step: StepPoint) -> str:
         f" parameter{'s' if whole != 1 else ''}"
         f"{f', {in_node} resharded in their node' if in_node else ''}){''.join(others)}"
     )
+
+
+def _caps_text(step: StepPoint) -> str:
+    if step.memory_cap_bytes is None:
+        return "memory cap none"
+    caps = (show_bytes(step.least_cap_bytes), show_bytes(step.memory_cap_bytes))
+    return f"memory cap {caps[1]}" if len({*caps}) == 1 else "memory caps {} to {}".format(*caps)
 
 
 _SHARED = {
@@ -119,6 +132,7 @@ def step_json(step: StepPoint) -> dict[str, Any]:
         "num_micro_batches": step.num_micro_batches,
         "memory_cap": step.memory_cap,
         "memory_cap_bytes": step.memory_cap_bytes,
+        "least_cap_bytes": step.least_cap_bytes,
         "step_time_us": step.step_time_us,
         "bound_us": step.bound_us,
         "peak_memory_bytes": step.peak_memory_bytes,
