@@ -65,6 +65,10 @@ class SolvedGraph:
     """Label that distinguishes it from other answers about a graph of the same name; empty for the
     graph's name.
     """
+    of_study: bool = False
+    """No file beside its schedule has the choice of kept parameters."""
+    is_made_again: bool = True
+    """Whether ``apsched solve`` with these options finds the same schedule."""
 
     @property
     def after(self) -> Schedule:

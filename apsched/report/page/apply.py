@@ -20,6 +20,15 @@ _REPLAYED = (
     "In the job, replayed: nothing is searched, every process rank checks the schedule against its"
     " own graph:"
 )
+_SAME = "This makes the same schedules again, byte for byte:"
+_SAME_QUESTION = (
+    "This answers the same question (the study found its schedule from those of other caps, or"
+    " under a cap for this graph alone, so the answer may be another schedule):"
+)
+_CHECKED = (
+    "This checks them against their graphs, and writes the rewritten modules unless the source is a"
+    " graph file:"
+)
 _NO_SETTING = ("--collectives", "--unfused")
 """Prices that a job states as a cost model of its own."""
 
@@ -49,24 +58,17 @@ def _block(graphs: Sequence[SolvedGraph]) -> str:
     if source.startswith(MODEL):
         return head + _texts([_in_python(graphs)])
     made = f"apsched solve {shlex.quote(source)} {words(options)}".rstrip()
+    flags = (*APPLY_FLAGS, "--keep") if graphs[0].of_study else APPLY_FLAGS
     check = (
-        f"apsched apply {shlex.quote(source)} {words(options, APPLY_FLAGS)}".rstrip()
+        f"apsched apply {shlex.quote(source)} {words(options, flags)}".rstrip()
         + f" {shlex.join(files)}"
     )
-    again = ("This makes the same schedules again, byte for byte:", made)
+    again = (_SAME if graphs[0].is_made_again else _SAME_QUESTION, made)
     if "--accumulate" in options:
         return head + _texts([again, (_MICRO_BATCHES, _fsdp2(graphs))])
-    parts = [
-        again,
-        (
-            (
-                "This checks them against their graphs, and writes the rewritten modules unless the"
-                " source is a graph file:"
-            ),
-            check,
-        ),
-        (_REPLAYED, _code(graphs, replay=True)),
-    ]
+    parts = [again]
+    if not graphs[0].of_study or options.get("--keep") != "auto":  # a choice that no file has
+        parts += [(_CHECKED, check), (_REPLAYED, _code(graphs, replay=True))]
     if not any(flag in options for flag in _NO_SETTING):
         parts.append(
             (
@@ -93,6 +95,8 @@ def _in_python(graphs: Sequence[SolvedGraph]) -> tuple[str, str]:
 
 def _fsdp2(graphs: Sequence[SolvedGraph]) -> str:
     folder = str(graphs[0].schedule_path.parent)
+    if graphs[0].of_study:
+        folder = "apsched-out/..."  # of the command above: a study has no result.json
     return (
         "from apsched.integrations.fsdp2_accumulation import apply_fsdp2_micro_batches\n\n"
         f"step = apply_fsdp2_micro_batches(model, {folder!r})\n"
@@ -116,7 +120,7 @@ def _code(graphs: Sequence[SolvedGraph], *, replay: bool) -> str:
             for name, value in given.items()
             if name not in BY_NAME or BY_NAME[name].group not in _DECIDED
         }
-    elif "--keep" in graphs[0].options:
+    if "--keep" in graphs[0].options and (graphs[0].of_study or not replay):
         given["keep"] = repr(str(graphs[0].options["--keep"]))
     if "bitwise" in given:
         given["parameter_order"] = "[name for name, _ in model.named_parameters()]"

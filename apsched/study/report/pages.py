@@ -14,7 +14,7 @@ from apsched.study.report.across import Line, along_text, alongs
 from apsched.study.report.binding import binding, bucket_bytes, bucketing, cap_text
 from apsched.study.report.frontier import ascending, fitting, least_memory, prices_ms_per_gib
 from apsched.study.report.text import LEGEND, mark, sentences
-from apsched.study.rows import Point
+from apsched.study.rows import SOLVE, Point
 from apsched.study.store import Store
 from apsched.units import us_to_ticks
 from apsched.whole_step.keep_request import AUTO, KEPT_FILE
@@ -208,8 +208,14 @@ def _detail(store: Store, line: Line, point: Point, command: Mapping[str, Any]) 
     assert point.schedule is not None
     found = solved_graph(store.directory, point.graph.file, point.schedule, entry)
     source, options = _source_and_options(point, command)
+    is_own_floor = point.memory_cap.startswith("floor") and options.get("--keep") != "none"
     return replace(
-        found, title=f"{line.title}, memory cap {cap_text(point)}", source=source, options=options
+        found,
+        title=f"{line.title}, memory cap {cap_text(point)}",
+        source=source,
+        options=options,
+        of_study=True,
+        is_made_again=point.schedule_from == SOLVE and not is_own_floor,
     )
 
 
@@ -222,6 +228,8 @@ def _source_and_options(point: Point, command: Mapping[str, Any]) -> tuple[str, 
         **command,
         **{name: point.described.get(name) for name in varied if name not in SPEEDS},
     }
+    if not values.get("keep") and not values.get("accumulate"):
+        values["keep"] = "none"  # the default of a study; that of solve is auto
     values["memory_cap"] = None if point.memory_cap == "device" else point.memory_cap
     options = {
         flag: value if isinstance(value, list | bool) else str(value)

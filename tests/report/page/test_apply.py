@@ -15,6 +15,7 @@ from apsched.artifacts.stated_options import backend_arguments, stated_options, 
 from apsched.errors import InputError
 from apsched.report.page import report_page
 from tests.conftest import Run
+from tests.helpers.small_step import OPTIONS as SMALL
 
 OPTIONS = (
     "--budget",
@@ -123,3 +124,34 @@ def test_a_run_of_an_older_version_says_no_options(debug_run: Path, tmp_path: Pa
     assert "apsched solve " in report_page(load_run(tmp_path / "old")).decode()
     with pytest.raises(InputError):
         load_run(tmp_path)
+
+
+@pytest.mark.slow
+def test_commands_of_a_study_have_its_kept_parameters(run: Run) -> None:
+    """``solve`` chooses them by default, and no file beside the schedules of a study has them."""
+    grid = ("--vary", "keep=none,all,auto", "--memory-cap", "none", "--jobs", "1", "-o", "grid")
+    assert run("study", "llama3-debug", *SMALL, *grid).code == 0
+    assert run("report", "grid", "-o", "page.html").code == 0
+    page = unescape(Path("page.html").read_text())
+    blocks = re.split(r"<h3>", page[page.index("How to apply it") :])[1:]
+    assert len(blocks) == 6
+    for block in blocks:
+        keep = "auto" if "keep auto" in block else "all" if "keep all" in block else "none"
+        made, *checked = re.findall(r"<pre>(apsched [^<]*)</pre>", block)
+        assert run(*shlex.split(made)[1:], "-o", keep).code == 0
+        assert len(checked) == (keep != "auto")
+        assert block.count(f"keep='{keep}'") == 1 + len(checked)
+        for command in checked:
+            words = shlex.split(command)[1:]
+            assert run(*words, "-o", "checked").code == 0
+            name = "forward" if block.startswith("forward") else "backward"
+            assert Path(words[-1]).read_bytes() == Path(keep, f"{name}.schedule.json").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_study_of_micro_batches_names_no_folder_without_an_answer(run: Run) -> None:
+    grid = ("--accumulate", "2", "--memory-cap", "none", "--jobs", "1", "-o", "grid")
+    assert run("study", "llama3-debug", *SMALL, *grid).code == 0
+    assert run("report", "grid", "-o", "page.html").code == 0
+    page = unescape(Path("page.html").read_text())
+    assert "apply_fsdp2_micro_batches(model, 'apsched-out/...')" in page
