@@ -3,7 +3,9 @@ this machine.
 """
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from typing import Any, Protocol
@@ -84,7 +86,7 @@ class LocalEngine:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(
-                self.slots, mp_context=context, initializer=_ignore_interrupts
+                self.slots, mp_context=context, initializer=_begin_worker
             )
         return self._pool
 
@@ -116,6 +118,15 @@ class LocalEngine:
         self._pool = None
 
 
-def _ignore_interrupts() -> None:
-    """Leave Ctrl-C to the parent, which ends its workers."""
+def _begin_worker() -> None:
+    """Leave Ctrl-C to the parent, which ends its workers; end where the parent was killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker holds both ends of the queue of its pool, and waits there for ever without this."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

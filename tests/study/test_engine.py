@@ -203,3 +203,32 @@ def test_the_command_on_a_dask_cluster_that_loses_a_worker(
             "select point_id, how, step_ticks, bound_ticks, report from results order by point_id"
         ).fetchall()
     assert found == expected
+
+
+KILLED = """
+import os, signal
+from apsched.study.engine import LocalEngine
+
+if __name__ == "__main__":
+    pool = LocalEngine(2).executor()
+    print(*{pool.submit(os.getpid).result() for _ in range(4)}, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_workers_of_a_killed_study_end(tmp_path: Path) -> None:
+    """SIGTERM of a job manager ends a study without its clean-up."""
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    with (tmp_path / "pids").open("wb") as pids:  # workers that stay would keep a pipe open
+        ran = subprocess.run([sys.executable, script], stdout=pids, check=False, timeout=120)
+    assert ran.returncode == -signal.SIGTERM
+    workers = {int(pid) for pid in (tmp_path / "pids").read_text().split()}
+    assert workers
+    until = time.monotonic() + 30
+    while running := {pid for pid in workers if Path(f"/proc/{pid}").exists()}:
+        if time.monotonic() > until:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+            pytest.fail(f"{running} run without their parent")
+        time.sleep(0.1)
