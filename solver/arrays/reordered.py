@@ -89,13 +89,15 @@ class Life:
 
     storage: int
     """Its index in the problem."""
-    birth: int
-    """Compute node, as captured, that allocates it; -1 for none."""
     nodes: tuple[int, ...]
     """Compute nodes, as captured, that touch it."""
     from_beginning: bool
     to_the_end: bool
     size_bytes: int
+    buffer_bytes: int
+    """The least that it takes in the buffer of a bucket before it has memory of its own; as
+    ``size_bytes`` where it is in none.
+    """
 
 
 class Orders:
@@ -221,19 +223,19 @@ class Orders:
         ):
             for s, size in enumerate(sizes):
                 nodes = touched.nodes[touched.begin[s] : touched.begin[s + 1]].tolist()
-                birth = int(touched.birth[s])
                 by_attached = moves and int(self.arrays.storage_birth_attached[s]) >= 0
-                if by_attached and s in result_of and self.arrays.kind[result_of[s]] != ALL_GATHER:
-                    size = max(
-                        size - ALLOCATION_BYTES + 1, 0
-                    )  # it may lie inside a bucket's buffer, which is rounded up once
+                in_buffer = size
+                if by_attached and s in result_of:  # a buffer is rounded up once
+                    in_buffer = max(size - ALLOCATION_BYTES + 1, 0)
+                    if self.arrays.kind[result_of[s]] != ALL_GATHER:
+                        size = in_buffer
                 yield Life(
                     storage=next(storages),
-                    birth=birth if birth < num_compute else -1,
                     nodes=tuple(k for k in nodes if k < num_compute),
                     from_beginning=bool(touched.from_beginning[s]),
                     to_the_end=num_compute in nodes,
                     size_bytes=size,
+                    buffer_bytes=in_buffer,
                 )
 
     def _baseline(self, place: Ints, num_compute: int) -> tuple[Ints, Ints]:

@@ -3,8 +3,9 @@
     k        a compute node
     S_s      the compute nodes that are at or behind the birth of storage s in every order
     U_s      the compute nodes that are at or before the last use of s in every order
-    B_s      the least bytes of s
-    C        chains (s_1, ..., s_n), n <= 3: s_i+1 is allocated by a compute node that touches s_i
+    B_s      the least bytes of s, also as a part of a bucket's buffer
+    C        chains (s_1, ..., s_n), n <= 3: s_i+1 is allocated by a node that uses s_i, or is the
+             result of a collective with the input s_i
     C_k      some of these with k in S_s_1 and in U_s_n, no two of which share a storage
 
     (A1)  k in S_s where k touches s or follows a node that does; k in U_s where k touches s or a
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from apsched.problem.problem import Problem
 from apsched.solver.arrays.problem_arrays import Bools, Ints
 from apsched.solver.arrays.reordered import Life, Orders
 from apsched.solver.bounds.step_time import bytes_at_first
@@ -44,9 +46,11 @@ def memory_bound_of_any_order(orders: Orders, max_move: int | None) -> int:
     """Return a lower bound of the peak of every schedule whose compute moves by at most
     ``max_move`` places (``None``: anywhere); tensors that the caller keeps are included.
     """
+    kept_bytes = orders.arrays.kept_bytes
     alive = certainly_alive(orders, max_move)
+    at_last = kept_bytes + sum(life.size_bytes for life in orders.lives() if life.to_the_end)
     return max(
-        int(alive.live_bytes.max(initial=orders.arrays.kept_bytes)), bytes_at_first(orders.arrays)
+        int(alive.live_bytes.max(initial=kept_bytes)), bytes_at_first(orders.arrays), at_last
     )
 
 
@@ -71,7 +75,7 @@ def certainly_alive(
             all_apart &= born[s] & needed[s]
     live_bytes = np.full(num_compute, orders.arrays.kept_bytes, dtype=np.int64)
     counted = [0] * len(lives)  # nodes at which a storage is in a chain that counts
-    for size_bytes, chain in _chains(lives, apart, num_compute):
+    for size_bytes, chain in _chains(orders.problem, lives, apart):
         alive = born[chain[0]] & needed[chain[-1]]
         for s in chain:
             alive &= ~counted[s]
@@ -83,25 +87,45 @@ def certainly_alive(
 
 
 def _chains(
-    lives: Sequence[Life], apart: Collection[int], num_compute: int
+    problem: Problem, lives: Sequence[Life], apart: Collection[int]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield the chains of storages, as indices in ``lives``, without those ``apart``, and the least
     size in each: short chains first, of equal ones those with the most bytes.
     """
-    touched: list[list[int]] = [[] for _ in range(num_compute)]
-    chains: list[tuple[int, ...]] = []
-    for s, life in enumerate(lives):
-        if life.storage not in apart:
-            chains.append((s,))
-            for k in life.nodes:
-                touched[k].append(s)
+    alone = {life.storage: s for s, life in enumerate(lives) if life.storage not in apart}
+    yield from sorted(((lives[s].size_bytes, (s,)) for s in alone.values()), reverse=True)
     before = {
-        s: [t for t in touched[lives[s].birth] if t != s] for (s,) in chains if lives[s].birth >= 0
+        s: [alone[t] for t in made_of if t in alone]
+        for storage, made_of in _made_of(problem).items()
+        if (s := alone.get(storage)) is not None
     }
-    for _ in range(_LONGEST_CHAIN):
-        sized = ((min(lives[s].size_bytes for s in chain), chain) for chain in chains)
-        yield from sorted(sized, reverse=True)
+    chains: list[tuple[int, ...]] = [(s,) for s in alone.values()]
+    for _ in range(_LONGEST_CHAIN - 1):
         chains = [(s, *chain) for chain in chains for s in before.get(chain[0], ())]
+        sized = ((min(lives[s].buffer_bytes for s in chain), chain) for chain in chains)
+        yield from sorted(sized, reverse=True)
+
+
+def _made_of(problem: Problem) -> dict[int, list[int]]:
+    """Return the storages before each storage in chains of two.
+
+    Between both, a bucket has its data in a buffer: of an all-gather from the copy-in on, which
+    frees its input, to the copy-out; of a reduction from the copy-in on.
+    """
+    used_by: dict[int, list[int]] = {}
+    for s, storage in enumerate(problem.storages):
+        for node in storage.uses:
+            used_by.setdefault(node, []).append(s)
+    of_collective = {node for c in problem.collectives for node in (c.start, c.wait)}
+    found = {
+        s: [t for t in used_by[storage.birth] if t != s]
+        for s, storage in enumerate(problem.storages)
+        if storage.birth >= 0 and storage.birth not in of_collective
+    }
+    for c in problem.collectives:
+        if problem.storages[c.output_storage].birth == c.start:
+            found[c.output_storage] = [c.input_storage]
+    return found
 
 
 def _before_and_behind(orders: Orders, max_move: int | None) -> tuple[list[int], list[int]]:

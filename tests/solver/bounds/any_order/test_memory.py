@@ -1,6 +1,8 @@
 """Memory that is alive in every order of the compute, against orders that ``verify`` accepts."""
 
 import random
+from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -16,8 +18,10 @@ from apsched.solver.reorder.lower_peak import lower_peak
 from apsched.solver.reorder.reorder import ComputeMover
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.units import ALLOCATION_BYTES
+from tests.helpers.claims import random_case
 from tests.helpers.oracle import orders_within
 from tests.helpers.problems.by_hand import ByHand
+from tests.helpers.verify_oracle import find_schedule
 
 NUM_COMPUTE = 7
 
@@ -137,6 +141,40 @@ def test_a_storage_counts_in_one_chain_at_a_node() -> None:
     problem = hand.output(peak, *results)
     orders = Orders(Instance.of(problem))
     assert certainly_alive(orders, None).live_bytes[0] == 8192 + 4096
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_the_input_or_the_result_of_a_collective_is_alive(kind: str) -> None:
+    """Wherever it is launched, alone or in a bucket; the peak is compute that needs neither."""
+    hand = ByHand()
+    input_bytes, output_bytes = {
+        "all_gather": (2048, 8192),
+        "reduce_scatter": (8192, 2048),
+        "all_reduce": (2048, 2048),
+    }[kind]
+    inputs = [hand.input(f"x{i}", input_bytes) for i in range(2)]
+    peak = hand.compute("peak", 1, size=65536)
+    starts = [hand.start(kind, f"c{i}", x, input_bytes, output_bytes) for i, x in enumerate(inputs)]
+    results = [hand.wait(f"w{i}", start) for i, start in enumerate(starts)]
+    problem = hand.output(hand.compute("last", 1, peak, *results, size=512))
+    orders = Orders(Instance.of(problem))
+    assert certainly_alive(orders, None).live_bytes[0] >= 65536 + 2 * 2048 - 2 * 511
+    bound = memory_bound_of_any_order(orders, None)
+    assert find_schedule(problem, Caps(max_compute_move=None, memory_cap_bytes=bound - 1)) is None
+    assert find_schedule(problem, Caps(max_compute_move=None, memory_cap_bytes=bound + 2 * 511))
+
+
+ROUNDED = (15976, 16102)
+"""Cases where results in a buffer take less than on their own."""
+
+
+@pytest.mark.parametrize("seeds", [range(k, k + 500) for k in range(0, 4000, 500)] + [ROUNDED])
+def test_no_schedule_that_verify_accepts_needs_less(seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        problem, caps = random_case(seed)
+        caps = Caps(max_compute_move=caps.max_compute_move)
+        bound = memory_bound_of_any_order(Orders(Instance.of(problem, caps)), caps.max_compute_move)
+        assert find_schedule(problem, replace(caps, memory_cap_bytes=bound - 1)) is None, seed
 
 
 @pytest.mark.parametrize("move", [10, 200, None])
