@@ -351,7 +351,8 @@ def solve_step(
     keep
         ``"auto"``, ``"none"``, ``"all"``, names of parameters (or regular expressions), or a file
         of such. ``NAME @node``: each process rank keeps one part, and gathers the others of its
-        node in backward.
+        node in backward. Of a model under ``fully_shard``: of the units that gather again; one with
+        ``reshard_after_forward=False`` stays gathered.
     accumulate
         Micro-batches in a row; ``model`` and ``inputs`` are of one. With more than one the choice
         is also which parameters stay gathered until the next micro-batch (``NAME @next``), and

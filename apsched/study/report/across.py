@@ -49,7 +49,9 @@ class Along:
 
 
 def alongs(lines: Sequence[Line]) -> tuple[Along, ...]:
-    """Return every two or more frontiers that differ in one axis only."""
+    """Return every two or more frontiers that differ in one axis only, of graphs with
+    collectives.
+    """
     found: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         for axis in line.labels:
@@ -60,7 +62,7 @@ def alongs(lines: Sequence[Line]) -> tuple[Along, ...]:
     return tuple(
         Along(axis=axis, title=title, lines=tuple(lines))
         for (axis, title), lines in found.items()
-        if len(lines) > 1
+        if len(lines) > 1 and any(p.graph.num_collectives for line in lines for p in line.points)
     )
 
 

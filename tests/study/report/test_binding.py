@@ -171,6 +171,8 @@ def test_what_buckets_are_worth_along_ranks_and_bucket_caps() -> None:
     )
     (once,) = alongs([line(mesh, point(None, 120, 1), "mesh") for mesh in ("fsdp=8", "fsdp=64")])
     assert "fsdp=8: 1 launch of 9" in along_text(once)
+    bare = [replace(p, graph=replace(p.graph, num_collectives=0)) for p in FRONTIER[:2]]
+    assert alongs([line(mesh, p, "mesh") for mesh, p in zip(("a", "b"), bare, strict=True)]) == ()
     caps = [
         line(f"{k}MB", point(None, step, 5), "bucket_cap")
         for k, step in ((1, 160), (10, 130), (100, 129), (1000, 130))
