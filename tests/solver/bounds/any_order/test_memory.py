@@ -1,6 +1,7 @@
 """Memory that is alive in every order of the compute, against orders that ``verify`` accepts."""
 
 import random
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -13,7 +14,11 @@ from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.reordered import Orders
-from apsched.solver.bounds.any_order.memory import certainly_alive, memory_bound_of_any_order
+from apsched.solver.bounds.any_order.memory import (
+    _chains,
+    certainly_alive,
+    memory_bound_of_any_order,
+)
 from apsched.solver.reorder.lower_peak import lower_peak
 from apsched.solver.reorder.reorder import ComputeMover
 from apsched.solver.search.just_in_time import just_in_time
@@ -141,6 +146,30 @@ def test_a_storage_counts_in_one_chain_at_a_node() -> None:
     problem = hand.output(peak, *results)
     orders = Orders(Instance.of(problem))
     assert certainly_alive(orders, None).live_bytes[0] == 8192 + 4096
+
+
+def test_a_node_with_many_tensors_makes_few_chains() -> None:
+    """Two nodes in a row read and allocate 60 tensors each, as ``aten._foreach_add`` does; the last
+    tensor is an output.
+    """
+    hand, num_tensors = ByHand(), 60
+    tensors = [hand.input(f"x{i}", 512 * (i + 1)) for i in range(num_tensors)]
+    peak = hand.compute("peak", 1, size=65536)
+    first = hand.compute("first", 1, *tensors)
+    second = hand.compute("second", 1, first)
+    storages = []
+    for node in (first, second):
+        for i in range(num_tensors):
+            storages.append(len(hand.storages))
+            hand.allocate(node, 512 * (i + 1), birth=node)
+    for s in storages[:num_tensors]:
+        hand.storages[s]["uses"].add(second)
+    problem = hand.output(peak, second)
+    orders = Orders(Instance.of(problem))
+    lives = list(orders.lives())
+    lengths = Counter(len(chain) for _, chain in _chains(problem, lives, ()))
+    assert lengths == {1: 3 * num_tensors + 1, 2: 2 * 8 * num_tensors, 3: 8 * 8 * num_tensors}
+    assert certainly_alive(orders, None).live_bytes[0] == 65536 + 512 * num_tensors
 
 
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
