@@ -310,6 +310,9 @@ def summary_lines(result: Result) -> tuple[str, ...]:
         show_us(ticks_to_us(ticks)) for ticks in (answer.fastest_ticks, answer.search_ticks)
     )
     search = f", the search alone {alone}" if answer.search_ticks and alone != fastest else ""
+    floor = show_bytes(answer.floor_memory_bytes)
+    if answer.floor_bound_bytes:  # a replay has none
+        floor += f", bound {show_bytes(answer.floor_bound_bytes)}"
     lines = (
         (
             f"{name}: {answer.status}, step time {show_us(result.step_time_us or 0.0)}, bound"
@@ -325,7 +328,7 @@ def summary_lines(result: Result) -> tuple[str, ...]:
             f" {show_gap(answer.launches_gap)}"
         ),
         binds_line(result),
-        f"  memory cap {cap}; least peak known {show_bytes(answer.floor_memory_bytes)}",
+        f"  memory cap {cap}; least peak known {floor}",
         (
             f"  chosen: largest bucket {show_bytes(chose.bucket_bytes)}, span {chose.topo_span},"
             f" prefetch {chose.prefetch}, in flight"

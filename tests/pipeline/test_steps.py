@@ -58,6 +58,15 @@ def test_the_summary_has_the_time_of_the_search_alone_where_it_is_another(
     assert ["the search alone" in text for text in texts.values()] == [False, False, True]
 
 
+def test_the_summary_has_the_bound_on_memory(problem: Problem) -> None:
+    """Beside the least peak that is known; the answer of a replay has no bound."""
+    found = result(problem, Caps(max_compute_move=5))
+    for proven, bound in ((1024, ", bound 1.00 KiB"), (0, "")):
+        answer = replace(found.answer, floor_bound_bytes=proven, floor_memory_bytes=2048)
+        line_of_memory = f"  memory cap none; least peak known 2.00 KiB{bound}"
+        assert line_of_memory in summary_lines(replace(found, answer=answer))
+
+
 def test_the_summary_says_what_moved(problem: Problem) -> None:
     free, fixed = result(problem, Caps(max_compute_move=5)), result(problem, Caps())
     assert free.step_time_us == 25
