@@ -78,6 +78,12 @@ class Touched:
 
     begin: Ints
     nodes: Ints
+    """Those that use it, and those that a view of it follows: a view of a size that data decide
+    stands behind the node that has the size, which may stand before the birth of the storage.
+    """
+    user_begin: Ints
+    users: Ints
+    """Those that use it themselves, none of which stands before its birth in any order."""
     birth: Ints
     """(S,) compute node that allocates it; m + 1 for none."""
     from_beginning: Bools
@@ -90,7 +96,11 @@ class Life:
     storage: int
     """Its index in the problem."""
     nodes: tuple[int, ...]
-    """Compute nodes, as captured, that touch it."""
+    """Compute nodes, as captured, that touch it, or that a view of it follows: its last use is not
+    over at them.
+    """
+    users: tuple[int, ...]
+    """Those that use it themselves: it is born at them."""
     from_beginning: bool
     to_the_end: bool
     size_bytes: int
@@ -223,6 +233,7 @@ class Orders:
         ):
             for s, size in enumerate(sizes):
                 nodes = touched.nodes[touched.begin[s] : touched.begin[s + 1]].tolist()
+                users = touched.users[touched.user_begin[s] : touched.user_begin[s + 1]].tolist()
                 by_attached = moves and int(self.arrays.storage_birth_attached[s]) >= 0
                 in_buffer = size
                 if by_attached and s in result_of:  # a buffer is rounded up once
@@ -232,6 +243,7 @@ class Orders:
                 yield Life(
                     storage=next(storages),
                     nodes=tuple(k for k in nodes if k < num_compute),
+                    users=tuple(users),
                     from_beginning=bool(touched.from_beginning[s]),
                     to_the_end=num_compute in nodes,
                     size_bytes=size,
@@ -245,7 +257,7 @@ class Orders:
         fixed, size, early = self.fixed, self.fixed_bytes, self.fixed.from_beginning
         last = _extremes(place, fixed.begin, fixed.nodes, np.maximum, -1)
         first = np.where(
-            early, 0, _extremes(place, fixed.begin, fixed.nodes, np.minimum, num_compute)
+            early, 0, _extremes(place, fixed.user_begin, fixed.users, np.minimum, num_compute)
         )
         slot, at = (
             np.zeros(num_compute + 3, dtype=np.int64),
@@ -427,9 +439,15 @@ def _touched(
         [set().union(*(compute_order for compute_order, _ in touching)) for _, touching in storages]
     )
     births = [problem.storages[s].birth for s, _ in storages]
+    user_begin, users = _csr(
+        {compute_index[u] for u in problem.storages[s].uses if u in compute_index}
+        for s, _ in storages
+    )
     return Touched(
         begin=begin,
         nodes=nodes,
+        user_begin=user_begin,
+        users=users,
         birth=np.array(
             [compute_index.get(birth, num_compute + 1) for birth in births], dtype=np.int64
         ),

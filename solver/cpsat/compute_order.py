@@ -20,7 +20,9 @@ class FixedLife:
     """A storage that no launch or wait touches."""
 
     nodes: tuple[int, ...]
-    """Compute nodes that touch it; m stands for the output."""
+    """Compute nodes that touch it, or that a view of it follows; m stands for the output."""
+    users: tuple[int, ...]
+    """Compute nodes that use it themselves."""
     from_beginning: bool
     size_bytes: int
 
@@ -83,6 +85,7 @@ def in_any_order(orders: Orders, caps: Caps) -> ComputeOrder:
     fixed = orders.fixed
     lives = zip(
         _rows(fixed.begin, fixed.nodes),
+        _rows(fixed.user_begin, fixed.users),
         fixed.from_beginning.tolist(),
         orders.fixed_bytes.tolist(),
         strict=True,
@@ -97,8 +100,8 @@ def in_any_order(orders: Orders, caps: Caps) -> ComputeOrder:
             sooner=tuple(sooner),
             max_move=caps.max_compute_move,
             lives=tuple(
-                FixedLife(nodes=nodes, from_beginning=early, size_bytes=size)
-                for nodes, early, size in lives
+                FixedLife(nodes=nodes, users=users, from_beginning=early, size_bytes=size)
+                for nodes, users, early, size in lives
                 if nodes or early
             ),
         ),

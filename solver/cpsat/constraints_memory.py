@@ -71,8 +71,9 @@ def _lives_in_any_order(v: Variables) -> list[Life]:
             0, 0 if life.from_beginning else v.last_position, f"fixed_first[{i}]"
         )
         last = v.model.new_int_var(0, v.last_position, f"fixed_last[{i}]")
-        for k in life.nodes:
+        for k in life.users:
             v.model.add(first <= v.compute_position(k))
+        for k in life.nodes:
             v.model.add(last >= v.compute_position(k))
         lives.append(
             _life(

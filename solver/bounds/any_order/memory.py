@@ -8,8 +8,8 @@
              result of a collective with the input s_i
     C_k      some of these with k in S_s_1 and in U_s_n, no two of which share a storage
 
-    (A1)  k in S_s where k touches s or follows a node that does; k in U_s where k touches s or a
-          node that follows k does
+    (A1)  k in S_s where k uses s or follows a node that does; k in U_s where k touches s or a node
+          that follows k does: a node touches s also where a view of s follows it
     (A2)  live_k >= kept + sum_{(s_1, ..., s_n) in C_k} min_i B_s_i
 
 From the birth of s_1 to the last use of s_n one storage of a chain is always alive, since s_i is
@@ -72,7 +72,7 @@ def certainly_alive(
     everywhere = (1 << num_compute) - 1
     until, since = _before_and_behind(orders, max_move)
     lives = list(orders.lives())
-    born = [everywhere if life.from_beginning else _union(since, life.nodes) for life in lives]
+    born = [everywhere if life.from_beginning else _union(since, life.users) for life in lives]
     needed = [everywhere if life.to_the_end else _union(until, life.nodes) for life in lives]
     all_apart = everywhere
     for s, life in enumerate(lives):

@@ -58,8 +58,10 @@ class ByHand:
         self.allocate(node, size, birth=-1, kept=kept)
         return node
 
-    def view(self, name: str, arg: int) -> int:
+    def view(self, name: str, arg: int, *sizes: int) -> int:
+        """Add a view of ``arg``, whose size the nodes ``sizes`` have decided."""
         node = self.node(NodeKind.VIEW, name, 0, (arg,))
+        self.before[node] = tuple(sorted({arg, *sizes}))
         self.storage_of[node] = self.storage_of[arg]
         return node
 
@@ -165,3 +167,15 @@ def schedule(problem: Problem, text: str, *buckets: str) -> Schedule:
         for bucket in buckets
     )
     return Schedule(buckets=members, steps=tuple(steps))
+
+
+def a_view_of_a_size() -> Problem:
+    """A node decides the size of a view of ``large``, and stands before ``large`` as captured."""
+    hand = ByHand()
+    x = hand.input("x", 512)
+    item = hand.compute("item", 1, x, size=512)
+    other = hand.compute("other", 1, item, size=8192)
+    small = hand.compute("small", 1, other, size=512)
+    large = hand.compute("large", 1, x, size=4096)
+    view = hand.view("view", large, item)
+    return hand.output(hand.compute("last", 1, view, small, size=512))

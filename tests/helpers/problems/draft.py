@@ -77,6 +77,8 @@ class Draft:
     """How often the first node that finishes a reduction also reads the gradient, as the copy of
     DDP's reducer does.
     """
+    sized: float = 0.0
+    """How often a view has a size that a compute node or a collective before it has decided."""
     names: list[str] = field(default_factory=list)
     kinds: list[NodeKind] = field(default_factory=list)
     durations: list[int] = field(default_factory=list)
@@ -124,9 +126,19 @@ class Draft:
     def perhaps_view(self, t: Tensor) -> Tensor:
         if self.rng.random() >= 0.3:
             return t
-        node = self.node(NodeKind.VIEW, "view", 0, {t.node})
+        return self.view(t)
+
+    def view(self, t: Tensor, *sizes: int) -> Tensor:
+        node = self.node(NodeKind.VIEW, "view", 0, {t.node, *sizes})
         self.use(t.storage, node)
         return Tensor(node, t.storage)
+
+    def perhaps_sized(self, t: Tensor) -> Tensor:
+        if not self.sized or self.rng.random() >= self.sized:
+            return t
+        nodes = [t.node for t in self.compute_order]
+        nodes += [node for node, kind in enumerate(self.kinds) if kind is NodeKind.WAIT]
+        return self.view(t, self.rng.choice(nodes)) if nodes else t
 
     def bytes(self) -> int:
         return self.rng.randint(1, 9) * self.unit + self.rng.choice((0, 0, 1, 5)) * self.grain
@@ -176,13 +188,13 @@ class Draft:
             t = self.wait(
                 self.start(self.key("all_gather", "replicate", "bf16"), t, size, 2 * size)
             )
-        return self.perhaps_view(t)
+        return self.perhaps_sized(self.perhaps_view(t))
 
     def compute_node(self, i: int) -> None:
         rng = self.rng
         taken = list(self.given.get(i, ()))
         if self.compute_order and rng.random() < self.chained:
-            taken.append(self.compute_order[-1])
+            taken.append(self.perhaps_sized(self.compute_order[-1]))
         node = self.node(
             NodeKind.COMPUTE, "compute", rng.randint(0, self.pace), {t.node for t in taken}
         )
@@ -227,6 +239,7 @@ class Draft:
         """
         size, node = self.bytes(), self.compute_order[i].node
         t = self.perhaps_view(Tensor(node, self.storage(size * self.world, node)))
+        t = self.perhaps_sized(t)
         if self.rng.random() < 0.1 and i + 1 not in self.given:
             self.given[i + 1] = [t]  # somebody else reads the gradient too: its norm
         if chained or self.rng.random() < 0.7:

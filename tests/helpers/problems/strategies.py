@@ -191,8 +191,8 @@ def random_problem(
     """Return a problem of FSDP (gathers and reductions), HSDP (reduce-scatter, then all-reduce),
     DDP and on-path collectives.
 
-    ``sizes`` are ``units``, ``grain``, ``chained``, ``added`` and ``copied`` of
-    :class:`draft.Draft`.
+    ``sizes`` are ``units``, ``grain``, ``chained``, ``added``, ``copied`` and ``sized``
+    of :class:`draft.Draft`.
     """
     draft = Draft(rng, rng, **sizes)
     num_compute = rng.randint(2, max_compute)

@@ -18,7 +18,7 @@ from apsched.solver.arrays.reordered import Orders
 from apsched.solver.cpsat.model import ExactModel
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.min_memory import horizon_ticks
-from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.problems.by_hand import ByHand, a_view_of_a_size, line
 from tests.helpers.problems.by_hand_gathers import two_gathers
 from tests.helpers.problems.layered import Layer, layered
 
@@ -57,6 +57,14 @@ def test_a_launch_that_waits_for_a_gather_needs_it_where_its_own_result_is_neede
     problem = two_gathers(needed_by=(-1, 3), chained=True)
     caps = Caps(max_prefetch=0, max_compute_move=None if in_any_order else 0)
     assert fastest(problem, caps, in_any_order=in_any_order) == 30 + 25 + 25 + 10
+
+
+def test_a_view_of_a_size_that_data_decide_is_no_birth() -> None:
+    """In any order: at the peak ``large`` is not there, though a view of it follows a node before
+    the peak.
+    """
+    caps = Caps(max_compute_move=None, memory_cap_bytes=512 + 512 + 8192)
+    assert fastest(a_view_of_a_size(), caps, in_any_order=True) == 5
 
 
 def test_a_plan_may_keep_a_wait_late() -> None:

@@ -64,8 +64,9 @@ def same(a: ProblemArrays, b: ProblemArrays) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_arrays_say_what_the_problem_says(seed: int) -> None:
-    problem = random_problem(random.Random(seed), max_collectives=6)
+@pytest.mark.parametrize("sizes", [{}, {"sized": 0.6, "chained": 0.5}])
+def test_arrays_say_what_the_problem_says(seed: int, sizes: dict[str, float]) -> None:
+    problem = random_problem(random.Random(seed), max_collectives=6, **sizes)
     orders = Orders(Instance.of(problem))
     for order in (
         np.arange(len(problem.compute_order)),

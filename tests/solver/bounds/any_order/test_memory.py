@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from apsched.config import Caps
@@ -25,7 +26,7 @@ from apsched.solver.search.just_in_time import just_in_time
 from apsched.units import ALLOCATION_BYTES
 from tests.helpers.claims import random_case
 from tests.helpers.oracle import orders_within
-from tests.helpers.problems.by_hand import ByHand
+from tests.helpers.problems.by_hand import ByHand, a_view_of_a_size
 from tests.helpers.verify_oracle import find_schedule
 
 NUM_COMPUTE = 7
@@ -191,6 +192,29 @@ def test_the_input_or_the_result_of_a_collective_is_alive(kind: str) -> None:
     bound = memory_bound_of_any_order(orders, None)
     assert find_schedule(problem, Caps(max_compute_move=None, memory_cap_bytes=bound - 1)) is None
     assert find_schedule(problem, Caps(max_compute_move=None, memory_cap_bytes=bound + 2 * 511))
+
+
+def test_a_view_of_a_size_that_data_decide_is_no_birth() -> None:
+    """The view of ``large`` follows ``item``, which has its size and stands first."""
+    problem = a_view_of_a_size()
+    for move in (0, 1, None):
+        caps = Caps(max_compute_move=move)
+        instance = Instance.of(problem, caps)
+        orders = Orders(instance)
+        bound = memory_bound_of_any_order(orders, move)
+        assert find_schedule(problem, replace(caps, memory_cap_bytes=bound - 1)) is None
+        assert certainly_alive(orders, move).live_bytes[1] == 512 + 512 + 8192
+        as_captured = orders.arrays_of(np.arange(5)).base_compute_bytes
+        assert np.array_equal(as_captured, instance.arrays.base_compute_bytes)
+
+
+@pytest.mark.parametrize("seeds", [range(k, k + 500) for k in range(0, 1500, 500)])
+def test_views_of_sizes_that_data_decide(seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        problem, caps = random_case(seed, sized=0.6, chained=0.5)
+        caps = Caps(max_compute_move=caps.max_compute_move)
+        bound = memory_bound_of_any_order(Orders(Instance.of(problem, caps)), caps.max_compute_move)
+        assert find_schedule(problem, replace(caps, memory_cap_bytes=bound - 1)) is None, seed
 
 
 ROUNDED = (15976, 16102)
