@@ -205,6 +205,15 @@ def test_the_command_on_a_dask_cluster_that_loses_a_worker(
     assert found == expected
 
 
+def is_running(pid: int) -> bool:
+    """Return whether the process has not ended; nothing may wait for one without its parent."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
 KILLED = """
 import os, signal
 from apsched.study.engine import LocalEngine
@@ -226,7 +235,7 @@ def test_workers_of_a_killed_study_end(tmp_path: Path) -> None:
     workers = {int(pid) for pid in (tmp_path / "pids").read_text().split()}
     assert workers
     until = time.monotonic() + 30
-    while running := {pid for pid in workers if Path(f"/proc/{pid}").exists()}:
+    while running := {pid for pid in workers if is_running(pid)}:
         if time.monotonic() > until:
             for pid in running:
                 os.kill(pid, signal.SIGKILL)
