@@ -126,13 +126,17 @@ def test_a_run_of_an_older_version_says_no_options(debug_run: Path, tmp_path: Pa
         load_run(tmp_path)
 
 
+def page_of_a_study(run: Run, *words: str) -> str:
+    grid = (*words, "--memory-cap", "none", "--jobs", "1", "-o", "grid")
+    assert run("study", "llama3-debug", *SMALL, *grid).code == 0
+    assert run("report", "grid", "-o", "page.html").code == 0
+    return unescape(Path("page.html").read_text())
+
+
 @pytest.mark.slow
 def test_commands_of_a_study_have_its_kept_parameters(run: Run) -> None:
     """``solve`` chooses them by default, and no file beside the schedules of a study has them."""
-    grid = ("--vary", "keep=none,all,auto", "--memory-cap", "none", "--jobs", "1", "-o", "grid")
-    assert run("study", "llama3-debug", *SMALL, *grid).code == 0
-    assert run("report", "grid", "-o", "page.html").code == 0
-    page = unescape(Path("page.html").read_text())
+    page = page_of_a_study(run, "--vary", "keep=none,all,auto")
     blocks = re.split(r"<h3>", page[page.index("How to apply it") :])[1:]
     assert len(blocks) == 6
     for block in blocks:
@@ -150,8 +154,5 @@ def test_commands_of_a_study_have_its_kept_parameters(run: Run) -> None:
 
 @pytest.mark.slow
 def test_a_study_of_micro_batches_names_no_folder_without_an_answer(run: Run) -> None:
-    grid = ("--accumulate", "2", "--memory-cap", "none", "--jobs", "1", "-o", "grid")
-    assert run("study", "llama3-debug", *SMALL, *grid).code == 0
-    assert run("report", "grid", "-o", "page.html").code == 0
-    page = unescape(Path("page.html").read_text())
+    page = page_of_a_study(run, "--accumulate", "2")
     assert "apply_fsdp2_micro_batches(model, 'apsched-out/...')" in page
