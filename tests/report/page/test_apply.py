@@ -126,8 +126,8 @@ def test_a_run_of_an_older_version_says_no_options(debug_run: Path, tmp_path: Pa
         load_run(tmp_path)
 
 
-def page_of_a_study(run: Run, *words: str) -> str:
-    grid = (*words, "--memory-cap", "none", "--jobs", "1", "-o", "grid")
+def page_of_a_study(run: Run, *words: str, cap: str = "none") -> str:
+    grid = (*words, "--memory-cap", cap, "--jobs", "1", "-o", "grid")
     assert run("study", "llama3-debug", *SMALL, *grid).code == 0
     assert run("report", "grid", "-o", "page.html").code == 0
     return unescape(Path("page.html").read_text())
@@ -156,3 +156,11 @@ def test_commands_of_a_study_have_its_kept_parameters(run: Run) -> None:
 def test_a_study_of_micro_batches_names_no_folder_without_an_answer(run: Run) -> None:
     page = page_of_a_study(run, "--accumulate", "2")
     assert "apply_fsdp2_micro_batches(model, 'apsched-out/...')" in page
+
+
+@pytest.mark.slow
+def test_a_floor_of_one_graph_is_not_said_to_be_made_again(run: Run) -> None:
+    """``solve`` has one floor for both graphs of a stated choice, a study one for each."""
+    page = page_of_a_study(run, "--keep", "all", cap="floor")
+    assert page.count("This answers the same question") == 2
+    assert "byte for byte" not in page
