@@ -124,6 +124,23 @@ def base_of_node_group(group: str) -> str | None:
     return group.removesuffix(_IN_NODE) if group.endswith(_IN_NODE) else None
 
 
+_PART, _GATHER = "_in_node", "_gather"
+
+
+def nodes_of_part(value: str) -> tuple[str, str, str]:
+    """Return the names of the forward nodes that copy a part of ``value``, the copy last.
+
+    >>> nodes_of_part("wait_tensor_2")[-1], gather_of_part("wait_tensor_2")
+    ('wait_tensor_2_in_node', 'wait_tensor_2_in_node_gather')
+    """
+    return f"{value}_flat", f"{value}_part", f"{value}{_PART}"
+
+
+def gather_of_part(value: str) -> str:
+    """Return the name of the backward node that starts the gather of ``value`` in a node."""
+    return f"{value}{_PART}{_GATHER}"
+
+
 IN_NODE, NEXT, SUM, SUM_SHARDS = "@node", "@next", "@sum", "@sum-shards"
 """Marks of entries in a choice about parameters: resharded in its node; gathered from backward to
 the next forward; gradients added before they are reduced; shards of gradients added before they are

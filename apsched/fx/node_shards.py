@@ -11,12 +11,12 @@ import torch
 from torch.fx import Graph, Node
 
 from apsched.fx.tensors import is_contiguous
-from apsched.names import node_group_name
+from apsched.names import node_group_name, nodes_of_part
 
 _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
 _TAGS = ("recompute", "ac_graph_id", "from_node", "desc")
 """Metadata that is about the one node alone."""
-_IN_NODE, _WHOLE = "_in_node", "_whole"
+_WHOLE = "_whole"
 PART_KEY = "apsched_part"
 """Key of the metadata of nodes that cut a part off a gathered tensor."""
 
@@ -80,18 +80,19 @@ def hand_over_part(graph: Graph, value: Node, group: NodeGroup, last_use: Node) 
     meta = {**_inherited(value), PART_KEY: True}
     size = value.meta["val"].numel() // group.num_ranks
     first = group.index * size
+    flat_name, part_name, copy_name = nodes_of_part(value.name)
     with graph.inserting_after(last_use):
-        flat = _call(graph, _aten.view.default, (value, [-1]), f"{value.name}_flat", meta)
+        flat = _call(graph, _aten.view.default, (value, [-1]), flat_name, meta)
     with graph.inserting_after(flat):
         args = (flat, 0, first, first + size)
-        part = _call(graph, _aten.slice.Tensor, args, f"{value.name}_part", meta)
+        part = _call(graph, _aten.slice.Tensor, args, part_name, meta)
     with graph.inserting_after(part):
-        return _call(graph, _aten.clone.default, (part,), f"{value.name}{_IN_NODE}", meta)
+        return _call(graph, _aten.clone.default, (part,), copy_name, meta)
 
 
 def gathered_in_node(name: str) -> str:
     """Return the name of the node of backward that gathers the value ``name`` of forward."""
-    return f"{name}{_IN_NODE}{_WHOLE}"
+    return f"{nodes_of_part(name)[-1]}{_WHOLE}"
 
 
 def gather_in_node(graph: Graph, part: Node, like: Node, start: Node, group: NodeGroup) -> Node:

@@ -416,12 +416,14 @@ def with_kept(graphs: Graphs, kept: Choice) -> Graphs:
 
 def storages_behind(graph: LoadedGraph, names: Collection[str]) -> frozenset[int]:
     """Return the storages behind the nodes ``names``."""
-    records = (
-        graph.dag.nodes[node]["record"]
-        for node, name in enumerate(graph.problem.node_names)
-        if name in names
-    )
-    return frozenset(s for record in records for s in (*record.allocates, *record.aliases))
+    nodes = (node for node, name in enumerate(graph.problem.node_names) if name in names)
+    return frozenset(s for node in nodes for s in storages_of(graph, node))
+
+
+def storages_of(graph: LoadedGraph, node: int) -> tuple[int, ...]:
+    """Return the storages behind a node."""
+    record = graph.dag.nodes[node]["record"]
+    return (*record.allocates, *record.aliases)
 
 
 def kept_tensors(again: Sequence[LoadedGraph], kept: Graphs) -> dict[str, tuple[str, ...]]:

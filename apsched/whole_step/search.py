@@ -11,16 +11,9 @@ from apsched.errors import SelfCheckError
 from apsched.graph.garbage import rare_garbage_collection
 from apsched.names import block_of, name_of
 from apsched.names import in_node as in_node_entry
-from apsched.problem.problem import Problem
-from apsched.problem.second_group import with_second_groups
 from apsched.solver.bounds.step_time import TimeBound
-from apsched.solver.bounds.whole_step import (
-    KeptItem,
-    StepBound,
-    graph_bound,
-    least_prices,
-    with_prices,
-)
+from apsched.solver.bounds.whole_step import StepBound
+from apsched.whole_step.bounds import bounds_of, prices_of
 from apsched.whole_step.choices import (
     NONE,
     Choice,
@@ -137,11 +130,11 @@ def solve_step(step: Step) -> StepAnswer:
     step times differ by less than the time slack the one with the lowest peak is taken, as long as
     no common choice becomes faster.
     """
-    prices, known = None, _least_prices(step)
+    prices, known = None, prices_of(step)
     while prices != known:  # a choice that was solved fuses a node as neither extreme does
         prices = known
-        answer = search_choices(step, _bounds(step, prices))
-        known = _least_prices(step)
+        answer = search_choices(step, bounds_of(step, prices))
+        known = prices_of(step)
     check_bound(answer.bound.ticks, answer.best.step_ticks if answer.best.fits else None)
     return answer
 
@@ -232,8 +225,10 @@ class _Search:
         return sum(self._entry_bytes[entry] for entry in kept)
 
     def _bound_of(self, kept: Choice) -> TimeBound:
-        items = self._items(kept)
-        return min((b.of_choice(items) for b in self._bounds), key=lambda bound: bound.ticks)
+        whole, in_node = self._items(kept_whole(kept)), self._items(kept_in_node(kept))
+        return min(
+            (b.of_choice(whole, in_node) for b in self._bounds), key=lambda bound: bound.ticks
+        )
 
     def look(self, choices: Iterable[Choice]) -> None:
         """Solve those of ``choices`` that may be the fastest, until the bound is near."""
@@ -451,48 +446,3 @@ def check_bound(bound_ticks: int, step_ticks: int | None) -> None:
             f"the bound of {bound_ticks} ticks on the whole step lies above the step time of"
             f" {step_ticks}, a bug of apsched: solve without keeping parameters"
         )
-
-
-Prices = tuple[dict[str, int], dict[str, int]]
-"""Ticks of each node of forward and of backward, by name."""
-
-
-def _least_prices(step: Step) -> Prices:
-    """Return the lowest price of each node under the choices whose graphs are made: with the least
-    kept, with the most kept, and those that were solved.
-    """
-    made = (solved.graphs for solved in step.solved.values())
-    pairs = [step.least, step.under(step.most), *made]
-    forward, backward = (least_prices(pair[k].problem for pair in pairs) for k in (0, 1))
-    return forward, backward
-
-
-def _bounds(step: Step, prices: Prices) -> list[StepBound]:
-    """Return bounds on the step, of which the least holds: one for each way to place gathers on
-    groups.
-    """
-    again = [graph.problem for graph in step.least]
-    kept = [graph.problem for graph in step.under(step.most)]
-    forward = with_prices(again[0], prices[0])
-    items = [
-        KeptItem(collectives=p.gathers, kept_bytes=p.size_bytes, node_bytes=p.node_bytes)
-        for p in step.undecided
-    ]
-    ways = {False, step.request.second_group}
-    ticks = min(graph_bound(grouped(forward, way), step.caps[0]) for way in ways)
-    return [
-        StepBound.of(
-            forward_ticks=ticks,
-            again=grouped(again[1], way),
-            kept=grouped(with_prices(kept[1], prices[1]), way),
-            items=items,
-            caps=step.caps[1],
-            free_bytes=step.free_bytes,
-        )
-        for way in sorted(ways)
-    ]
-
-
-def grouped(problem: Problem, second: bool) -> Problem:
-    """Return ``problem``, with ``second`` with its gathers on second groups."""
-    return (with_second_groups(problem) or problem) if second else problem

@@ -51,7 +51,8 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.relaxed import without_copies
 from apsched.solver.bounds.linear_program import Floats, costs_in_any_bucket
 from apsched.solver.bounds.step_time import TimeBound
-from apsched.solver.bounds.whole_step import costs_beside, graph_bound, sides
+from apsched.solver.bounds.whole_step import graph_bound
+from apsched.solver.bounds.whole_step_rows import costs_beside, sides
 from apsched.units import ALLOCATION_BYTES
 
 _TOLERANCE = 1e-6

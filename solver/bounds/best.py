@@ -15,7 +15,7 @@ from apsched.solver.bounds.any_order.bound import InAnyOrder, loose_program, wei
 from apsched.solver.bounds.any_order.chain import chain_bound, longest_way, on_path_of
 from apsched.solver.bounds.any_order.compute_chain import compute_chain_bound
 from apsched.solver.bounds.any_order.jobs import bounds_of, ends_of
-from apsched.solver.bounds.any_order.last_reduction import tail_bound
+from apsched.solver.bounds.any_order.last_reduction import Tail, tail_bound
 from apsched.solver.bounds.any_order.two_chains import two_chains_bound
 from apsched.solver.bounds.contention import shared_bound
 from apsched.solver.bounds.launch_sequence import launch_sequence_bound
@@ -88,8 +88,12 @@ def _of_all_work(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
 
 
 def _of_last_reduction(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
+    yield _tail(at).bound
+
+
+def _tail(at: InAnyOrder) -> Tail:
     most = at.instance.caps.max_compute_move
-    yield tail_bound(at.instance.arrays, at.loose, at.ends, at.costs, most, at.way)
+    return tail_bound(at.instance.arrays, at.loose, at.ends, at.costs, most, at.way)
 
 
 def _weighed_in_any_order(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
@@ -154,14 +158,7 @@ def any_order_bound(instance: Instance, orders: Orders) -> TimeBound:
     """
     if not instance.problem.collectives:
         return _compute_only(instance)
-    instance = without_copies(instance)
-    if max(instance.problem.chains, default=0) > 0:
-        instance = instance.within(replace(instance.caps, max_compute_move=None))
-    costs = costs_of(instance)
-    loose = loose_program(instance, orders, costs)
-    ends = ends_of(loose, instance.caps.max_compute_move)
-    way = longest_way(loose)
-    at = InAnyOrder(instance=instance, loose=loose, ends=ends, costs=costs, way=way)
+    at = _in_any_order(instance, orders)
     found: list[TimeBound] = []
     for bounds in ANY_ORDER:
         found += bounds(at, max((b.ticks for b in found), default=0))
@@ -169,6 +166,24 @@ def any_order_bound(instance: Instance, orders: Orders) -> TimeBound:
     return TimeBound(
         ticks=best, source=next(b.source for b in found if b.ticks >= best * (1 - _AS_GOOD))
     )
+
+
+def tail_in_any_order(instance: Instance, orders: Orders) -> Tail:
+    """Return the bound of :func:`any_order_bound` that is about the last reduction, and the compute
+    before it; ``instance`` has a collective.
+    """
+    return _tail(_in_any_order(instance, orders))
+
+
+def _in_any_order(instance: Instance, orders: Orders) -> InAnyOrder:
+    instance = without_copies(instance)
+    if max(instance.problem.chains, default=0) > 0:
+        instance = instance.within(replace(instance.caps, max_compute_move=None))
+    costs = costs_of(instance)
+    loose = loose_program(instance, orders, costs)
+    ends = ends_of(loose, instance.caps.max_compute_move)
+    way = longest_way(loose)
+    return InAnyOrder(instance=instance, loose=loose, ends=ends, costs=costs, way=way)
 
 
 def _compute_only(instance: Instance) -> TimeBound:

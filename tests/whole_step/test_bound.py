@@ -1,12 +1,18 @@
 """The bound over choices on problems by hand."""
 
+import random
+from collections.abc import Iterator
+from itertools import product
+
+import pulp
 import pytest
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.result import BoundSource
 from apsched.solver import solve_requested
-from apsched.solver.bounds.whole_step import KeptItem, StepBound
+from apsched.solver.bounds.whole_step import StepBound, with_more_moves
+from apsched.solver.bounds.whole_step_rows import KeptItem, Row, Sizes
 from tests.helpers.problems.by_hand import ByHand, line
 
 KIB = 1024
@@ -50,10 +56,8 @@ def test_streams_are_weighed_against_each_other() -> None:
     alone the network. Neither stream by itself shows it.
     """
     bound = bound_with(0)
-    best = {
-        source: fixed + sum(values)
-        for source, fixed, values in sorted(bound.rows, key=lambda row: row[1] + sum(row[2]))
-    }
+    ticks = [(row.of_choice([], []), row.source) for row in bound.rows]
+    best = {source: one for one, source in sorted(ticks)}
     weighed = best.pop(BoundSource.WEIGHED)
     assert weighed > 1.1 * max(best.values())
     found = bound.over_choices()
@@ -71,3 +75,61 @@ def test_no_choice_that_fits_is_below_it(room: int) -> None:
     assert bound.ticks <= answer.best.step_time_ticks
     others = [bound_with(k * 4 * KIB).over_choices().ticks for k in range(room)]
     assert bound.ticks <= min(others, default=bound.ticks)
+
+
+def made_up(rng: random.Random) -> StepBound:
+    """Return a bound of random rows; some parameters can be resharded, some take no bytes."""
+    count = rng.randrange(1, 6)
+    kept = tuple(rng.choice([0, rng.randrange(12)]) for _ in range(count))
+    in_node = tuple(rng.choice([size, rng.randrange(size + 1)]) for size in kept)
+    rows = []
+    for r in range(rng.randrange(1, 4)):
+        again = [rng.uniform(0, 20) for _ in range(count)]
+        parts = [rng.choice([0.0, rng.uniform(0, 25)]) for _ in range(count)]
+        parts = [0.0 if a == b else t for a, b, t in zip(kept, in_node, parts, strict=True)]
+        ticks = rng.uniform(0, 50)
+        rows.append(Row(source=str(r), ticks=ticks, again=tuple(again), in_node=tuple(parts)))
+    free = rng.choice([None, 0, rng.randrange(30)])
+    return StepBound(rows=tuple(rows), sizes=Sizes(kept=kept, in_node=in_node), free_bytes=free)
+
+
+def every_choice(count: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield all pairs of kept and resharded items."""
+    for ways in product(("again", "node", "kept"), repeat=count):
+        yield tuple([i for i, way in enumerate(ways) if way == one] for one in ("kept", "node"))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_bound_over_choices_is_below_each_that_fits(seed: int) -> None:
+    bound = made_up(random.Random(seed))
+    count = len(bound.sizes.kept)
+    fitting = [c for c in every_choice(count) if bound.may_fit(*c)]
+    assert bound.over_choices().ticks <= min(bound.of_choice(*c).ticks for c in fitting)
+    if bound.free_bytes is None:
+        assert bound.over_choices().ticks == bound.of_choice(range(count)).ticks
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_row_is_least_where_a_linear_program_is(seed: int) -> None:
+    bound = made_up(random.Random(1000 + seed))
+    items = range(len(bound.sizes.kept))
+    for row in bound.rows:
+        lp = pulp.LpProblem("shares", pulp.LpMinimize)
+        x, y, z = ([pulp.LpVariable(f"{name}{i}", 0, 1) for i in items] for name in ("x", "y", "z"))
+        lp += row.ticks + pulp.lpSum(row.again[i] * x[i] + row.in_node[i] * z[i] for i in items)
+        for i in items:
+            lp += x[i] + y[i] + z[i] == 1
+        if bound.free_bytes is not None:
+            sizes = bound.sizes
+            taken = pulp.lpSum(sizes.kept[i] * y[i] + sizes.in_node[i] * z[i] for i in items)
+            lp += taken <= bound.free_bytes
+        assert lp.solve(pulp.PULP_CBC_CMD(msg=False)) == pulp.LpStatusOptimal
+        assert row.least(bound.sizes, bound.free_bytes) == pytest.approx(pulp.value(lp.objective))
+
+
+def test_a_node_may_be_farther_from_its_place_without_other_nodes() -> None:
+    limited = Caps(max_compute_move=5)
+    assert with_more_moves(limited, 3).max_compute_move == 8
+    assert with_more_moves(limited, -1) == limited
+    assert with_more_moves(Caps(max_compute_move=0), 3).max_compute_move == 0
+    assert with_more_moves(Caps(max_compute_move=None), 3).max_compute_move is None

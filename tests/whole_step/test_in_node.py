@@ -18,8 +18,11 @@ from apsched.problem.problem import with_contention
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.report.answer.whole_step import keep_json, kept_lines
+from apsched.schedule.result import BoundSource
 from apsched.schedule.verify import verify
-from apsched.whole_step.choices import Choice
+from apsched.solver.bounds.whole_step import StepBound, graph_bound, with_more_moves
+from apsched.whole_step.bounds import bounds_of, prices_of
+from apsched.whole_step.choices import Choice, kept_in_node, kept_whole
 from apsched.whole_step.keep_request import keep_request
 from apsched.whole_step.pair import Step, with_kept
 from apsched.whole_step.search import solve_choice, solve_step
@@ -58,6 +61,11 @@ def every_choice() -> list[Choice]:
     return [Choice(filter(None, entries)) for entries in product(*options)]
 
 
+def bound_of(bound: StepBound, choice: Choice) -> int:
+    parts = ([NAMES.index(name) for name in some(choice)] for some in (kept_whole, kept_in_node))
+    return bound.of_choice(*parts).ticks
+
+
 @pytest.mark.parametrize("prices", [SLOW, FAST], ids=["network binds", "compute binds"])
 def test_no_choice_is_faster_than_the_bound_or_the_answer(prices) -> None:
     step = step_of(prices, None)
@@ -71,6 +79,9 @@ def test_no_choice_is_faster_than_the_bound_or_the_answer(prices) -> None:
         fitting = [s for s in map(step.solve, every_choice()) if s.fits]
         least = min(solved.step_ticks for solved in fitting)
         assert answer.bound.ticks <= least == answer.best.step_ticks
+        for bound in bounds_of(step, prices_of(step)):
+            for solved in fitting:
+                assert bound_of(bound, solved.kept) <= solved.step_ticks
         assert answer.best.peak_bytes <= floor + room
         assert all(
             not list(verify(r.problem, r.best.schedule, r.caps)) for s in fitting for r in s.results
@@ -81,6 +92,35 @@ def test_no_choice_is_faster_than_the_bound_or_the_answer(prices) -> None:
         chosen = [kept for _, kept in found]
         assert any(in_node(NAMES[1]) in kept for kept in chosen), "between again and kept"
         assert set(map(name_of, chosen[-1])) == set(NAMES)
+
+
+def test_the_bound_counts_what_resharding_costs() -> None:
+    """The copies of parts in forward, and in backward the gathers in the node: their stream, their
+    launches, also before the reduction that ends last. Where all can be kept, none is resharded.
+    """
+    free = step_of(FAST, None)
+    (loose,) = bounds_of(free, prices_of(free))
+    assert not any(map(sum, (row.in_node for row in loose.rows)))
+    assert list(free.made) == [Choice(NAMES)]
+    step = step_of(FAST, free.solve(Choice()).least_bytes + 2**14)
+    (bound,) = bounds_of(step, prices_of(step))
+    plain, with_parts = bound.rows[: len(bound.rows) // 2], bound.rows[len(bound.rows) // 2 :]
+    copies = [w - p for w, p in zip(with_parts[0].in_node, plain[0].in_node, strict=True)]
+    forward = step.under(Choice(map(in_node, NAMES)))[0].problem
+    again = set(step.graphs[0].problem.node_names)
+    ticks = zip(forward.node_names, forward.duration_ticks, strict=True)
+    assert sum(copies) == sum(t for name, t in ticks if name not in again) > 0
+    limits = with_more_moves(step.caps[0], len(NAMES))
+    both = [graph_bound(problem, limits) for problem in (step.graphs[0].problem, forward)]
+    ticks_of_all = [rows[0].of_choice([], [0, 1]) for rows in (plain, with_parts)]
+    assert ticks_of_all[1] - ticks_of_all[0] == both[1] - both[0]
+    costs = {row.source: row.in_node for row in plain}
+    (stream,) = (costs.pop(name) for name in list(costs) if name.endswith("+node"))
+    (tail,) = (costs[name] for name in costs if name.startswith("compute + tail"))
+    assert min(stream) > 0
+    assert costs[BoundSource.COMPUTE][0] > 0
+    assert tail == (0, costs[BoundSource.COMPUTE][1]), "weight 0 is for the gradient of x alone"
+    assert min(costs[BoundSource.WEIGHED]) > 0
 
 
 def test_within_one_node_there_is_no_third_choice() -> None:

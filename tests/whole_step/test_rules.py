@@ -17,7 +17,7 @@ from apsched.problem.plan.rules import Plan, Rule
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.solver.bounds.whole_step import seam_bytes
-from apsched.whole_step import search
+from apsched.whole_step.bounds import bounds_of, prices_of
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.pair import Step
 from apsched.whole_step.rules import by_rules
@@ -70,7 +70,7 @@ def test_what_rules_gather_shares_buckets_with_what_is_gathered_by_choice() -> N
     """
     prices = FlatPrices(bytes_per_us=50_000.0, latency_us=400.0)
     step = step_under(Rule(match=r"weights\.[01]", keep=False), prices=prices)
-    (bound,) = search._bounds(step, search._least_prices(step))
+    (bound,) = bounds_of(step, prices_of(step))
     again, kept = (step.solve(choice).step_ticks for choice in (Choice(), Choice([WEIGHTS[2]])))
     assert bound.of_choice([]).ticks <= again
     assert bound.of_choice([0]).ticks <= kept
@@ -83,9 +83,11 @@ def test_memory_that_rules_take_is_not_free() -> None:
     floor = max(r.answer.floor_memory_bytes for r in step.solve(step.always).results)
     floor += step.beside_bytes(step.always)
     names = [WEIGHTS[0], WEIGHTS[2]]
-    (bound,) = search._bounds(step, search._least_prices(step))
-    for _, _, saved in bound.rows:  # collectives are those of backward with that weight kept
-        assert min(saved) > 0
+    (bound,) = bounds_of(step, prices_of(step))
+    rows = [row for row in bound.rows if any(row.again)]
+    assert rows
+    for row in rows:  # collectives are those of backward with that weight kept
+        assert min(row.again) > 0
     for room in (0, whole[WEIGHTS[0]], 4 * sum(whole.values())):
         tight = replace(step, cap_bytes=(floor + room,) * 2, solved={})
         given = seam_bytes(*(graph.problem for graph in step.least))[1]

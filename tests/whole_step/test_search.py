@@ -17,7 +17,9 @@ from apsched.problem.plan.rules import Plan, Rule
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.solver.bounds.whole_step import StepBound, seam_bytes
+from apsched.solver.bounds.whole_step_rows import Row, Sizes
 from apsched.whole_step import search
+from apsched.whole_step.bounds import Prices, bounds_of, prices_of
 from apsched.whole_step.choices import (
     Choice,
     Parameter,
@@ -137,14 +139,15 @@ def test_second_groups_have_a_bound_of_their_own(layers) -> None:
 
 def test_a_bound_above_the_answer_is_an_error(layers, monkeypatch) -> None:
     """It must not be lowered in silence."""
-    bounds = search._bounds
 
-    def too_high(step: Step, prices: search.Prices) -> list[StepBound]:
-        return [replace(b, forward_ticks=2 * b.forward_ticks + 1) for b in bounds(step, prices)]
+    def too_high(step: Step, prices: Prices) -> list[StepBound]:
+        found = bounds_of(step, prices)
+        more = (tuple(replace(r, ticks=2 * r.ticks + 1) for r in b.rows) for b in found)
+        return [replace(b, rows=rows) for b, rows in zip(found, more, strict=True)]
 
     step = step_of(layers, SLOW, None)
     assert solve_step(step).best.fits
-    monkeypatch.setattr(search, "_bounds", too_high)
+    monkeypatch.setattr(search, "bounds_of", too_high)
     with pytest.raises(SelfCheckError, match="the whole step lies above the step time"):
         solve_step(step_of(layers, SLOW, None))
 
@@ -172,27 +175,6 @@ def test_the_bound_knows_the_prices_of_every_choice_that_was_solved(layers, monk
     assert solve_step(step_of(layers, FAST, None)).bound.ticks < bound.ticks
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_the_bound_over_choices_is_below_each_that_fits(seed: int) -> None:
-    rng = random.Random(seed)
-    count = rng.randrange(1, 7)
-    rows = tuple(
-        (f"row {r}", rng.uniform(0, 50), tuple(rng.uniform(0, 20) for _ in range(count)))
-        for r in range(rng.randrange(1, 4))
-    )
-    bound = StepBound(
-        forward_ticks=10,
-        kept_ticks=rng.randrange(100),
-        rows=rows,
-        kept_bytes=tuple(rng.randrange(0, 10) for _ in range(count)),
-        free_bytes=rng.choice([None, 0, rng.randrange(30)]),
-    )
-    fitting = [c for c in every_choice(range(count)) if bound.may_fit(c)]
-    assert bound.over_choices().ticks <= min(bound.of_choice(c).ticks for c in fitting)
-    if bound.free_bytes is None:
-        assert bound.over_choices().ticks == bound.of_choice(range(count)).ticks
-
-
 @pytest.mark.parametrize("widths", [(512, 32, 64, 256), (32, 64, 128, 512), (32, 64, 512, 32)])
 def test_a_choice_that_fits_may_fit(widths: tuple[int, ...]) -> None:
     """Under the least memory that is known for it, whatever is kept; where memory is highest at the
@@ -205,7 +187,7 @@ def test_a_choice_that_fits_may_fit(widths: tuple[int, ...]) -> None:
         items, least = [names.index(name) for name in choice], free.solve(choice).least_bytes
         for less in (0, 4096):
             step = step_of(layers, SLOW, least - less)
-            (bound,) = search._bounds(step, search._least_prices(step))
+            (bound,) = bounds_of(step, prices_of(step))
             assert bound.may_fit(items) or less
             seams = seam_bytes(*(graph.problem for graph in step.graphs))
             between = replace(bound, free_bytes=least - less - max(seams))
@@ -281,14 +263,14 @@ class MadeUpStep:
         return self.solve(kept) if kept not in self.solved else self.solved[kept]
 
     def bound(self) -> StepBound:
-        return StepBound(
-            forward_ticks=0,
-            kept_ticks=10**6,
-            rows=(("all", 1e6, tuple(float(self.saves[p.name]) for p in self.parameters)),),
-            kept_bytes=tuple(p.size_bytes for p in self.parameters),
-            node_bytes=tuple(p.node_bytes or p.size_bytes for p in self.parameters),
-            free_bytes=self.room,
+        nothing = (0.0,) * len(self.parameters)
+        saves = tuple(float(self.saves[p.name]) for p in self.parameters)
+        sizes = Sizes(
+            kept=tuple(p.size_bytes for p in self.parameters),
+            in_node=tuple(p.node_bytes or p.size_bytes for p in self.parameters),
         )
+        row = Row(source="all", ticks=1e6, again=saves, in_node=nothing)
+        return StepBound(rows=(row,), sizes=sizes, free_bytes=self.room)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -369,9 +351,11 @@ def test_where_all_fit_few_choices_are_solved(
     step = MadeUpStep(
         parameters=parameters, saves={p.name: 5 * 10**4 for p in parameters}, room=10**9
     )
-    bound = replace(step.bound(), kept_ticks=9 * 10**5)
+    bound = step.bound()
     if not with_rows:
-        bound = replace(bound, rows=(("none", 0.0, (0.0,) * 12),))
+        nothing = (0.0,) * 12
+        row = Row(source="none", ticks=9e5, again=nothing, in_node=nothing)
+        bound = replace(bound, rows=(row,))
     answer = search_choices(step, [bound])  # type: ignore[arg-type]
     assert answer.best.kept == {p.name for p in parameters}
     assert answer.excluded.keys() == excluded

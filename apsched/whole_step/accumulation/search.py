@@ -27,11 +27,11 @@ from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.bounds.whole_step import least_prices, with_prices
 from apsched.whole_step.accumulation.step import Accumulation, SolvedAccumulation
 from apsched.whole_step.accumulation.units import units_of
+from apsched.whole_step.bounds import grouped
 from apsched.whole_step.choices import NONE, Choice, named_choices
 from apsched.whole_step.improve import NEVER, improved, ticks_of
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 from apsched.whole_step.pair import Graphs
-from apsched.whole_step.search import grouped
 
 _FEW = 2
 """Of so many units every choice is solved that may pay."""

@@ -12,11 +12,12 @@ from apsched.names import DIRECTIONS
 from apsched.pipeline.load import LoadedGraph
 from apsched.problem.problem import Problem
 from apsched.solver.bounds.step_time import TimeBound
-from apsched.solver.bounds.whole_step import KeptItem, StepBound, bytes_beside
+from apsched.solver.bounds.whole_step import StepBound, bytes_beside
+from apsched.solver.bounds.whole_step_rows import KeptItem
+from apsched.whole_step.bounds import grouped
 from apsched.whole_step.choices import Parameter
 from apsched.whole_step.joint_graph.names import names_apart
 from apsched.whole_step.pair import storages_behind
-from apsched.whole_step.search import grouped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

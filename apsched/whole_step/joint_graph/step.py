@@ -24,6 +24,7 @@ from apsched.solver.bounds.whole_step import graph_bound
 from apsched.solver.interleave.least_memory import exceeds_memory_cap
 from apsched.solver.requested import solve_requested
 from apsched.units import ticks_to_us
+from apsched.whole_step.bounds import grouped
 from apsched.whole_step.choices import ALL, NONE, Choice
 from apsched.whole_step.improve import NEVER, ticks_of
 from apsched.whole_step.joint_graph.bound import JointGraphs
@@ -36,7 +37,7 @@ from apsched.whole_step.pair import (
     priced_as,
     with_kept,
 )
-from apsched.whole_step.search import StepAnswer, check_bound, grouped, solve_step
+from apsched.whole_step.search import StepAnswer, check_bound, solve_step
 
 AS_APART = "as apart"
 """Name of the choice that is best for forward and backward apart."""

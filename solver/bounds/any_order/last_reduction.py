@@ -74,10 +74,12 @@ class _Last:
     elsewhere: _Weighed
     """(B,) the same of another stream."""
     behind_elsewhere: Ints
+    run: Bools
+    """(m,) compute nodes that run before its transfer."""
 
-    def ticks(self, share: float) -> float:
+    def ticks(self, share: float) -> tuple[float, float]:
         """Return (V8), with ``share`` the weight of the other stream, at the best weight of the
-        stalls.
+        stalls; and that weight.
         """
         weights = _STALL_WEIGHTS if self.before.less.any() else _STALL_WEIGHTS[:1]
         found = (
@@ -88,7 +90,20 @@ class _Last:
             )
             + np.minimum(self.elsewhere.at(weights), share * self.behind_elsewhere).sum(axis=1)
         )
-        return float(found.max())
+        best = int(found.argmax())
+        return float(found[best]), float(weights[best])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """The bound of a reduction as the last of its stream. It rises by ``share`` of more work before
+    a compute node that runs before its transfer; the rest may be beside stalls.
+    """
+
+    bound: TimeBound
+    run: Bools
+    """(m,) the compute nodes before its transfer."""
+    share: float
 
 
 def tail_bound(
@@ -98,17 +113,20 @@ def tail_bound(
     costs: Costs,
     max_move: int | None,
     way: Ints,
-) -> TimeBound:
+) -> Tail:
     """Return the best bound over reductions that may be the last of their stream, (V8); ``way`` is
     the longest one.
     """
-    best = TimeBound(ticks=0, source=BoundSource.COMPUTE)
+    nothing = TimeBound(ticks=0, source=BoundSource.COMPUTE)
+    best = Tail(bound=nothing, run=np.zeros(len(loose.compute_ticks), np.bool_), share=0.0)
     for last in _lasts(arrays, loose, ends, costs, max_move, _stalls(loose, way)):
         for share in _SHARES if len(last.behind_elsewhere) else (0.0,):
-            ticks = last.ticks(share) * (1 - 1e-9)
-            if ticks > best.ticks:
+            ticks, stalls = last.ticks(share)
+            ticks *= 1 - 1e-9
+            if ticks > best.bound.ticks:
                 source = f"compute + tail of group {loose.streams[last.stream]}"
-                best = TimeBound(ticks=int(ticks), source=source)
+                bound = TimeBound(ticks=int(ticks), source=source)
+                best = Tail(bound=bound, run=last.run, share=1 - stalls)
     return best
 
 
@@ -231,6 +249,7 @@ def _last(
         behind_on_stream=pair.behind[later],
         elsewhere=_Weighed(ticks=sooner[other], less=less[other]),
         behind_elsewhere=pair.behind[other],
+        run=run,
     )
 
 

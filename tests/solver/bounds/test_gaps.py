@@ -91,7 +91,8 @@ def gaps_in_any_order(seed: int) -> Counter[str]:
                 chain_bound(instance, loose, ends, way).ticks,
                 compute_chain_bound(instance, loose, way).ticks,
             ),
-            "tail": optimum - tail_bound(instance.arrays, loose, ends, costs, moves, way).ticks,
+            "tail": optimum
+            - tail_bound(instance.arrays, loose, ends, costs, moves, way).bound.ticks,
             "memory, any order": least - memory_bound_of_any_order(orders, moves),
         }
     )

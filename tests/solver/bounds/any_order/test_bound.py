@@ -20,7 +20,7 @@ from apsched.solver.bounds.any_order.chain import between, chain_bound, levels, 
 from apsched.solver.bounds.any_order.compute_chain import compute_chain_bound
 from apsched.solver.bounds.any_order.heads import Ticks, earliest
 from apsched.solver.bounds.any_order.jobs import ends_of
-from apsched.solver.bounds.any_order.last_reduction import tail_bound
+from apsched.solver.bounds.any_order.last_reduction import Tail, tail_bound
 from apsched.solver.bounds.any_order.one_machine import critical_jobs, one_machine
 from apsched.solver.bounds.best import any_order_bound
 from apsched.solver.bounds.linear_program import costs_of
@@ -50,7 +50,7 @@ def compute_chain_bound_of(problem: Problem, caps: Caps) -> int:
     return compute_chain_bound(instance, loose, longest_way(loose)).ticks
 
 
-def tail_bound_of(problem: Problem, caps: Caps) -> int:
+def tail_of(problem: Problem, caps: Caps) -> Tail:
     small = problem_arrays(problem)
     costs = costs_of(Instance(problem=problem, arrays=small, caps=caps))
     loose = loose_program(
@@ -60,7 +60,11 @@ def tail_bound_of(problem: Problem, caps: Caps) -> int:
     )
     most = caps.max_compute_move
     ends, way = ends_of(loose, most), longest_way(loose)
-    return tail_bound(small, loose, ends, costs, most, way).ticks
+    return tail_bound(small, loose, ends, costs, most, way)
+
+
+def tail_bound_of(problem: Problem, caps: Caps) -> int:
+    return tail_of(problem, caps).bound.ticks
 
 
 def best_in_any_order(problem: Problem, caps: Caps) -> int | None:
@@ -389,6 +393,50 @@ def test_no_tail_with_stalls_is_above_the_optimum(
             tighter += tail_bound_of(problem, caps) < bound
     assert tighter >= 5
     assert close >= 2
+
+
+def test_more_work_before_the_last_reduction_adds_to_its_bound() -> None:
+    """A node before it takes longer: the bound rises by as much."""
+    before = too_much = 0
+    for seed in range(15):
+        rng = random.Random(100 + seed)
+        problem, caps = gradients_beside_a_chain(rng), Caps(max_compute_move=rng.choice([None, 2]))
+        tail = tail_of(problem, caps)
+        assert tail.share == 1
+        k, more = rng.randrange(len(problem.compute_order)), rng.randrange(1, 40)
+        longer = best_in_any_order(with_more_ticks(problem, k, more), caps)
+        assert longer is not None
+        if tail.run[k]:
+            before += 1
+            assert tail.bound.ticks + more <= longer, seed
+        too_much += tail.bound.ticks + more > longer
+    assert before >= 5
+    assert too_much >= 1
+
+
+def test_more_work_that_may_be_beside_a_stall_adds_nothing() -> None:
+    """The node ``free`` runs beside the all-reduce, for 5 ticks or 25."""
+    b = ByHand(prices={"reduce_scatter": line(10), "all_reduce": line(100)})
+    x = b.input("x", 512)
+    first = b.compute("first", 10, x, size=512)
+    start = b.start("all_reduce", "ar", first, 512, 512, group="tp", on_path=True)
+    free = b.compute("free", 5, x, size=512)
+    last = b.compute("last", 10, b.wait("ar done", start), free, size=512)
+    problem = b.output(b.wait("rs done", b.start("reduce_scatter", "rs", last, 512, 256)))
+    caps = Caps(max_compute_move=None)
+    tail = tail_of(problem, caps)
+    best = best_in_any_order(problem, caps)
+    assert best == best_in_any_order(with_more_ticks(problem, 1, 20), caps)
+    assert tail.bound.ticks >= best - 2
+    assert tail.run[1]
+    assert tail.share == 0
+
+
+def with_more_ticks(problem: Problem, k: int, more: int) -> Problem:
+    """Return ``problem`` with a compute node that takes ``more`` ticks longer."""
+    ticks = list(problem.duration_ticks)
+    ticks[problem.compute_order[k]] += more
+    return replace(problem, duration_ticks=tuple(ticks))
 
 
 def test_without_collectives_it_is_the_compute() -> None:
