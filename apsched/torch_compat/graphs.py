@@ -461,7 +461,20 @@ def add_control_deps(graph: Any, behind: Mapping[Any, Iterable[Any]]) -> None:
     from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
     from torch.utils._ordered_set import OrderedSet
 
+    _run_control_deps()
     preserve_node_ordering(graph, {node: OrderedSet(before) for node, before in behind.items()})
+
+
+def _run_control_deps() -> None:
+    """Let ``control_deps`` run outside of fake tensors, which torch 2.11 has no kernels for:
+    compilers trace a graph that is held already (later versions have these in
+    torch/_inductor/fx_passes/control_dependencies.py).
+    """
+    from torch._inductor.fx_passes.control_dependencies import control_deps
+
+    for key in (torch._C.DispatchKey.CompositeExplicitAutograd, torch._C.DispatchKey.Autograd):
+        if key not in control_deps.py_kernels:
+            control_deps.py_impl(key)(lambda before, call, *args, **kwargs: call(*args, **kwargs))
 
 
 def sources_of(node: Any) -> Iterator[tuple[str, int]]:

@@ -363,6 +363,9 @@ def _add_control_deps() -> None:
     from torch._inductor.lowering import lowerings
 
     expect(wrapped.target in lowerings, "Inductor can lower it")
+    module.recompile()
+    values = torch.rand(4, 4), torch.rand(4, 4)
+    expect(torch.equal(module(*values), traced()(*values)), "it runs, and computes the same")
 
 
 @contract("graph_module_like")
