@@ -269,7 +269,9 @@ def _check_fits(
     offset: Any,
     dtype: torch.dtype,
 ) -> None:
-    """Refuse a tensor that reaches beyond its storage."""
+    """Refuse a tensor that reaches beyond its storage, at either end."""
+    if any(size_hint(stride) < 0 for stride in strides):  # torch 2.11 takes them for fake tensors
+        raise UnreadableError("a tensor with a negative stride; negative strides are not supported")
     sizes = [size_hint(size) for size in shape]
     if 0 in sizes:
         return
