@@ -181,7 +181,7 @@ def test_what_cannot_be_tuned_is_refused():
         with pytest.raises(apsched.InputError, match="DTensor before it is sharded"):
             apsched.tune_fsdp2(model, torch.zeros(1, 2, dtype=torch.long))
         with pytest.raises(apsched.InputError, match="expected a model that runs"):
-            apsched.ddp_buckets(Residual(), torch.zeros(1, 2))
+            apsched.ddp_buckets(Residual(), (torch.zeros(1, 2), torch.zeros(1, 2)))
         with pytest.raises(apsched.InputError, match="found 'memory_cap'"):
             apsched.ddp_buckets(Residual(), torch.zeros(1, 2), memory_cap=1)
     with pytest.raises(apsched.InputError, match="expected a process group"):

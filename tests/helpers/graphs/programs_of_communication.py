@@ -216,6 +216,8 @@ THINGS: dict[str, Thing] = {
     "keys and values of context parallelism": _keys_and_values,
     "products of asynchronous tensor parallelism": _parted_products,
 }
+if not hasattr(c10d, "isend"):  # torch 2.11
+    del THINGS["isend and irecv"], THINGS["batch_p2p_ops"]
 CONTROL_DEPS = "control_deps"
 """The step whose second gather is held behind the first product."""
 NAMES = (*THINGS, CONTROL_DEPS)

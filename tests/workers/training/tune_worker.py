@@ -155,7 +155,7 @@ def launched(result: Result) -> list[list[str]]:
 def falls_back(rank: int) -> dict[str, object]:
     """One process rank has inputs that its model cannot take."""
     model, x = sharded(), tokens(rank)
-    wrong = x.float() if rank == 1 else x
+    wrong = (x, x) if rank == 1 else x
     found = apsched.tune_fsdp2(model, wrong, on_error="fallback", **QUICK)
     return {"settings": found.settings, "text": str(found)}
 
