@@ -28,7 +28,7 @@ from apsched.integrations.eager.kept import (
     request_of,
     with_plain_names,
 )
-from apsched.integrations.eager.settings import Fsdp2Settings, in_words, set_up
+from apsched.integrations.eager.settings import Fsdp2Settings, in_words, lacks_buffers, set_up
 from apsched.integrations.eager.solve_units import answered_as_units, units_in_order, untuned_of
 from apsched.integrations.fsdp2 import checked_settings, fsdp2_plan, solved_graphs
 from apsched.integrations.fsdp2_units import running_units, units_of
@@ -68,6 +68,10 @@ class Fsdp2Tuning:
     """
     in_part: KeptInPart | None = None
     """The cost of whole units, where ``keep`` names a part of some."""
+    lacks_buffers: bool = False
+    """This torch keeps one reduce-scatter in flight, and the schedule has more: the step may take
+    longer than predicted.
+    """
 
     @property
     def step_time_us(self) -> float:
@@ -101,6 +105,15 @@ class Fsdp2Tuning:
             f"FSDP2 tuned: {len(self.settings.units)} units, step time"
             f" {show_us(self.step_time_us)} predicted, {show_us(self.untuned_us)} untuned"
             f" ({self._change()}){'' if self.in_part is None else f'; {self.in_part}'}"
+            f"{self._few_buffers()}"
+        )
+
+    def _few_buffers(self) -> str:
+        if self.settings is None or not self.lacks_buffers:
+            return ""
+        return (
+            f"; predicted with {self.settings.reduce_scatter_buffers} reduce-scatters in flight,"
+            " this torch keeps one (torch 2.13 has a setting for it)"
         )
 
 
@@ -193,6 +206,7 @@ def tune_fsdp2(
         untuned=solved.untuned,
         choices={} if solved.kept is None else solved.kept.choices,
         in_part=None if solved.kept is None else solved.kept.in_part,
+        lacks_buffers=lacks_buffers(model, applied),
     )
 
 

@@ -3,11 +3,12 @@ predicted, and one warning where nobody tuned anything.
 """
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 import apsched
@@ -15,6 +16,13 @@ from apsched.capture.fake_world import world
 from apsched.capture.fsdp2 import capture_fsdp2
 from apsched.compiler import eager_parallel
 from apsched.integrations import tune_fsdp2
+from apsched.integrations.eager.settings import (
+    Fsdp2Settings,
+    UnitSettings,
+    lacks_buffers,
+    set_up,
+)
+from apsched.integrations.fsdp2_units import units_of
 from apsched.integrations.tune_fsdp2 import Fsdp2Tuning
 from tests.helpers.graphs.small_models import Residual
 from tests.helpers.processes import WORKERS, Job, run_jobs
@@ -32,6 +40,28 @@ def replicas(tmp_path_factory) -> list[dict]:
     asked = Job(folder=tmp_path_factory.mktemp("tuned") / "four", world_size=4)
     (found,) = run_jobs(WORKERS / "training/tune_worker.py", [asked], timeout_s=600)
     return found
+
+
+def test_a_torch_with_one_reduce_scatter_in_flight_is_named(monkeypatch, caplog) -> None:
+    """As torch 2.11 and 2.12: their prediction has more than run."""
+    unit = UnitSettings(
+        name="(root)",
+        forward_prefetch=(),
+        backward_prefetch=(),
+        reshard_after_forward=False,
+        unshard_in_backward=True,
+    )
+    settings = Fsdp2Settings(units=(unit,), reduce_scatter_buffers=3)
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_max_input_buffers", raising=False)
+    with world(2):
+        model = fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (2,)))
+        set_up(model, units_of(model), settings)
+        assert lacks_buffers(model, settings)
+        assert not lacks_buffers(model, replace(settings, reduce_scatter_buffers=1))
+    assert "keeps one reduce-scatter in flight; the schedule has 3" in caplog.text
+    tuning = Fsdp2Tuning(settings=settings, results=(), lacks_buffers=True)
+    assert "predicted with 3 reduce-scatters in flight, this torch keeps one" in str(tuning)
+    assert "in flight" not in str(replace(tuning, lacks_buffers=False))
 
 
 @pytest.mark.ranks

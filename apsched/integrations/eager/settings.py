@@ -79,7 +79,7 @@ def set_up(model: nn.Module, units: Sequence[Unit], settings: Fsdp2Settings) -> 
             handle.set_reshard_after_forward(one.reshard_after_forward, recurse=False)
         handle.set_unshard_in_backward(one.unshard_in_backward)
     if any(one.backward_prefetch is not None for one in settings.units):
-        _set_buffers(model, settings.reduce_scatter_buffers)
+        _set_buffers(model, settings)
 
 
 def check_resharded(units: Sequence[Unit], settings: Fsdp2Settings) -> None:
@@ -98,13 +98,20 @@ def check_resharded(units: Sequence[Unit], settings: Fsdp2Settings) -> None:
             )
 
 
-def _set_buffers(model: nn.Module, count: int) -> None:
-    setter = getattr(model, "set_reduce_scatter_max_input_buffers", None)
-    if setter is not None:
-        setter(count)
-    elif count > 1:
+def lacks_buffers(model: nn.Module, settings: Fsdp2Settings) -> bool:
+    """Return whether this torch keeps one reduce-scatter in flight where ``settings`` have more:
+    the setting for it is new in torch 2.13.
+    """
+    count = settings.reduce_scatter_buffers
+    return count > 1 and not hasattr(model, "set_reduce_scatter_max_input_buffers")
+
+
+def _set_buffers(model: nn.Module, settings: Fsdp2Settings) -> None:
+    if lacks_buffers(model, settings):
         logger.warning(
             "this torch keeps one reduce-scatter in flight; the schedule has %d (torch 2.13 has a"
             " setting for it)",
-            count,
+            settings.reduce_scatter_buffers,
         )
+    elif setter := getattr(model, "set_reduce_scatter_max_input_buffers", None):
+        setter(settings.reduce_scatter_buffers)
