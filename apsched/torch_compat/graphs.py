@@ -467,12 +467,11 @@ def add_control_deps(graph: Any, behind: Mapping[Any, Iterable[Any]]) -> None:
 
 def _run_control_deps() -> None:
     """Let ``control_deps`` run outside of fake tensors, which torch 2.11 has no kernels for:
-    compilers trace a graph that is held already. And keep held writes whose results have no users
-    (later versions have both in torch/_inductor/fx_passes/control_dependencies.py).
+    compilers trace a graph that is held already (later versions have these in
+    torch/_inductor/fx_passes/control_dependencies.py).
     """
     from torch._inductor.fx_passes.control_dependencies import control_deps
 
-    torch.fx.node.has_side_effect(control_deps)
     for key in (torch._C.DispatchKey.CompositeExplicitAutograd, torch._C.DispatchKey.Autograd):
         if key not in control_deps.py_kernels:
             control_deps.py_impl(key)(lambda before, call, *args, **kwargs: call(*args, **kwargs))
