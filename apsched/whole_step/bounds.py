@@ -1,7 +1,9 @@
 """Bounds on a step over all choices, from the graphs of a few of them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
+from apsched.config import Caps
 from apsched.names import gather_of_part, in_node, nodes_of_part
 from apsched.pipeline.load import LoadedGraph
 from apsched.problem.problem import Problem
@@ -47,29 +49,36 @@ def bounds_of(step: Step, prices: Prices) -> list[StepBound]:
     groups.
     """
     in_node = _all_in_node(step)
-    forward, backward = (graph.problem for graph in step.least)
     kept = with_prices(step.under(step.most)[1].problem, prices[1])
-    num_parts = sum(len(p.values) for p in step.undecided if p.node_bytes)
-    forward_caps = with_more_moves(step.caps[0], num_parts)
     ways = (False, True) if step.request.second_group else (False,)
-    forwards = [forward] if in_node is None else [forward, in_node[0].problem]
-    forward_ticks = [
-        min(graph_bound(grouped(problem, way), forward_caps) for way in ways)
-        for problem in (with_prices(one, prices[0]) for one in forwards)
-    ]
+    items = _items(step, in_node, prices[0])
+    forward, *others = (
+        with_prices(pair[0].problem, prices[0])
+        for pair in (step.least, in_node)
+        if pair is not None
+    )
+    num_parts = sum(len(p.values) for p in step.undecided if p.node_bytes)
+    caps = with_more_moves(step.caps[0], num_parts)
+    without_cap = replace(caps, memory_cap_bytes=None)  # other choices hold fewer parts
+    forward_ticks = _forward_bound(forward, caps, ways)
+    in_node_ticks = sum(_forward_bound(one, without_cap, ways) for one in others)
     return [
         StepBound.of(
-            forward_ticks=forward_ticks[0],
-            forward_in_node_ticks=forward_ticks[-1],
-            again=grouped(backward, way),
+            forward_ticks=forward_ticks,
+            forward_in_node_ticks=in_node_ticks,
+            again=grouped(step.least[1].problem, way),
             kept=grouped(kept, way),
             in_node=in_node and grouped(with_prices(in_node[1].problem, prices[1]), way),
-            items=_items(step, in_node, prices[0]),
+            items=items,
             caps=step.caps[1],
             free_bytes=step.free_bytes,
         )
         for way in ways
     ]
+
+
+def _forward_bound(problem: Problem, caps: Caps, ways: Sequence[bool]) -> int:
+    return min(graph_bound(grouped(problem, way), caps) for way in ways)
 
 
 def _items(step: Step, in_node: Graphs | None, prices: dict[str, int]) -> list[KeptItem]:

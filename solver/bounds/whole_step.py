@@ -26,18 +26,19 @@ forward to backward, resharded in its node, or gathered again.
           + z_i sum_{c in N_i} e_c),  e_c = min(sum_r l_r alone_rc, sum_r l_r shared_rc)
     (S6)  step >= F + V(g) + sum_{i in I} u (x_i sum_{c in C_i} o_c + z_i sum_{c in N_i} o_c)
 
-The second F holds since a schedule of any forward becomes one of f' with the copies that it lacks,
-which delay it by no more than their own time. L_s(g) is the least time that the collectives of g
-keep stream s busy: buckets share no fixed cost that is counted here, since w_c is linear in bytes,
-at the least rate of a bucket of everything that any choice gathers. (S5) weighs the compute stream
-(r = 0) and each stream against each other with weights l that sum to 1, as (R1) and (R2) of
-:mod:`apsched.solver.bounds.linear_program`: alone_rc and shared_rc are the costs of c there if it
-is launched alone or in a bucket. It holds for any weights; the used weights are duals of the LP for
-the y and z that the previous weights give. V(g) is the bound (V8) about the reduction that ends
-last (:mod:`apsched.solver.bounds.any_order.last_reduction`), I the parameters that compute before
-that reduction uses: their launches and copies come before it, too, of which the share u cannot be
-beside a stall. Each row is least over y and z under (S1) where the most time per byte is saved
-first, along the lower convex hull of the three choices of each parameter, the last one in part.
+The second F holds without a memory cap, since a schedule of any forward becomes one of f' with the
+copies that it lacks, which delay it by no more than their own time. L_s(g) is the least time that
+the collectives of g keep stream s busy: buckets share no fixed cost that is counted here, since w_c
+is linear in bytes, at the least rate of a bucket of everything that any choice gathers. (S5) weighs
+the compute stream (r = 0) and each stream against each other with weights l that sum to 1, as (R1)
+and (R2) of :mod:`apsched.solver.bounds.linear_program`: alone_rc and shared_rc are the costs of c
+there if it is launched alone or in a bucket. It holds for any weights; the used weights are duals
+of the LP for the y and z that the previous weights give. V(g) is the bound (V8) about the reduction
+that ends last (:mod:`apsched.solver.bounds.any_order.last_reduction`), I the parameters that
+compute before that reduction uses: their launches and copies come before it, too, of which the
+share u cannot be beside a stall. Each row is least over y and z under (S1) where the most time per
+byte is saved first, along the lower convex hull of the three choices of each parameter, the last
+one in part.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -148,8 +149,8 @@ class StepBound:
         """Return the bound of a step whose backward is ``again``, ``kept`` with all ``items`` kept,
         or ``in_node`` with all resharded that can be; ``free_bytes`` is M.
 
-        ``forward_ticks`` is B(f), ``forward_in_node_ticks`` B(f'). Without ``in_node`` resharding
-        counts as free.
+        ``forward_ticks`` is B(f), ``forward_in_node_ticks`` B(f') without a memory cap. Without
+        ``in_node`` resharding counts as free.
         """
         more = len(again.compute_order) - len(kept.compute_order)
         caps_of_kept = with_more_moves(replace(caps, memory_cap_bytes=None), more)

@@ -269,8 +269,8 @@ def sides(instance: Instance, costs: Costs, groups: Sequence[str]) -> tuple[Floa
 
 
 def _tail_rows(at: Backward) -> Iterator[Row]:
-    """Yield (S6), if anything is reduced."""
-    if not at.kept.problem.collectives:
+    """Yield (S6), if it adds anything to (S2)."""
+    if not at.kept.problem.collectives or not any(item.uses for item in at.items):
         return
     tail = tail_in_any_order(at.kept, Orders(at.kept))
     runs = {node for node, run in zip(at.kept.problem.compute_order, tail.run, strict=True) if run}

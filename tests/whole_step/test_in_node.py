@@ -20,7 +20,7 @@ from apsched.quantities import MemoryCap
 from apsched.report.answer.whole_step import keep_json, kept_lines
 from apsched.schedule.result import BoundSource
 from apsched.schedule.verify import verify
-from apsched.solver.bounds.whole_step import StepBound, graph_bound, with_more_moves
+from apsched.solver.bounds.whole_step import StepBound, graph_bound
 from apsched.whole_step.bounds import bounds_of, prices_of
 from apsched.whole_step.choices import Choice, kept_in_node, kept_whole
 from apsched.whole_step.keep_request import keep_request
@@ -110,10 +110,6 @@ def test_the_bound_counts_what_resharding_costs() -> None:
     again = set(step.graphs[0].problem.node_names)
     ticks = zip(forward.node_names, forward.duration_ticks, strict=True)
     assert sum(copies) == sum(t for name, t in ticks if name not in again) > 0
-    limits = with_more_moves(step.caps[0], len(NAMES))
-    both = [graph_bound(problem, limits) for problem in (step.graphs[0].problem, forward)]
-    ticks_of_all = [rows[0].of_choice([], [0, 1]) for rows in (plain, with_parts)]
-    assert ticks_of_all[1] - ticks_of_all[0] == both[1] - both[0]
     costs = {row.source: row.in_node for row in plain}
     (stream,) = (costs.pop(name) for name in list(costs) if name.endswith("+node"))
     (tail,) = (costs[name] for name in costs if name.startswith("compute + tail"))
@@ -121,6 +117,22 @@ def test_the_bound_counts_what_resharding_costs() -> None:
     assert costs[BoundSource.COMPUTE][0] > 0
     assert tail == (0, costs[BoundSource.COMPUTE][1]), "weight 0 is for the gradient of x alone"
     assert min(costs[BoundSource.WEIGHED]) > 0
+
+
+def test_other_choices_hold_fewer_parts_in_forward() -> None:
+    """So the memory cap does not count in the bound on forward with all parts."""
+    step = step_of(FAST, 100_000)
+    (bound,) = bounds_of(step, prices_of(step))
+    half = len(bound.rows) // 2
+    captured, resharded = (row.of_choice([], [0, 1]) for row in (bound.rows[0], bound.rows[half]))
+    forward, with_parts = (
+        pair[0].problem for pair in (step.graphs, step.under(Choice(map(in_node, NAMES))))
+    )
+    free = replace(step.caps[0], memory_cap_bytes=None)
+    assert graph_bound(with_parts, free) < graph_bound(with_parts, step.caps[0])
+    assert resharded - captured == graph_bound(with_parts, free) - graph_bound(
+        forward, step.caps[0]
+    )
 
 
 def test_within_one_node_there_is_no_third_choice() -> None:
