@@ -124,21 +124,19 @@ def base_of_node_group(group: str) -> str | None:
     return group.removesuffix(_IN_NODE) if group.endswith(_IN_NODE) else None
 
 
-_PART, _GATHER = "_in_node", "_gather"
-
-
 def nodes_of_part(value: str) -> tuple[str, str, str]:
     """Return the names of the forward nodes that copy a part of ``value``, the copy last.
 
-    >>> nodes_of_part("wait_tensor_2")[-1], gather_of_part("wait_tensor_2")
+    >>> *_, part = nodes_of_part("wait_tensor_2")
+    >>> part, gather_of_part(part)
     ('wait_tensor_2_in_node', 'wait_tensor_2_in_node_gather')
     """
-    return f"{value}_flat", f"{value}_part", f"{value}{_PART}"
+    return f"{value}_flat", f"{value}_part", f"{value}_in_node"
 
 
-def gather_of_part(value: str) -> str:
-    """Return the name of the backward node that starts the gather of ``value`` in a node."""
-    return f"{value}{_PART}{_GATHER}"
+def gather_of_part(part: str) -> str:
+    """Return the name of the backward node that starts the gather of ``part`` in a node."""
+    return f"{part}_gather"
 
 
 IN_NODE, NEXT, SUM, SUM_SHARDS = "@node", "@next", "@sum", "@sum-shards"

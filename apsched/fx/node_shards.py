@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, Node
 
 from apsched.fx.tensors import is_contiguous
-from apsched.names import node_group_name, nodes_of_part
+from apsched.names import gather_of_part, node_group_name, nodes_of_part
 
 _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
 _TAGS = ("recompute", "ac_graph_id", "from_node", "desc")
@@ -101,7 +101,9 @@ def gather_in_node(graph: Graph, part: Node, like: Node, start: Node, group: Nod
     """
     meta = _inherited(start)
     args = (part, group.num_ranks, group.name)
-    gather = _call(graph, _c10d.all_gather_into_tensor.default, args, f"{part.name}_gather", meta)
+    gather = _call(
+        graph, _c10d.all_gather_into_tensor.default, args, gather_of_part(part.name), meta
+    )
     whole = _call(graph, _c10d.wait_tensor.default, (gather,), f"{part.name}_wait", meta)
     shape = list(like.meta["val"].shape)
     name = f"{part.name}{_WHOLE}"

@@ -90,7 +90,9 @@ def _items(step: Step, in_node: Graphs | None, prices: dict[str, int]) -> list[K
             kept_bytes=p.size_bytes,
             node_bytes=p.node_bytes,
             node_collectives=tuple(
-                gathers[name] for name in map(gather_of_part, p.values) if name in gathers
+                gathers[name]
+                for name in (gather_of_part(nodes_of_part(value)[-1]) for value in p.values)
+                if name in gathers
             ),
             part_ticks=sum(prices.get(name, 0) for v in p.values for name in nodes_of_part(v)),
             uses=tuple(use for value in p.values for use in uses.get(value, ())),

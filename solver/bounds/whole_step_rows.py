@@ -122,16 +122,29 @@ class Backward:
     items: tuple[KeptItem, ...]
 
     @property
+    def instances(self) -> tuple[Instance, ...]:
+        """Gathered again, kept, and resharded if it is there."""
+        found = (self.again, self.kept, self.in_node)
+        return tuple(instance for instance in found if instance is not None)
+
+    @property
     def groups(self) -> tuple[str, ...]:
         """Process groups with a stream in one of them."""
-        found = [i.problem.streams for i in (self.again, self.kept, self.in_node) if i is not None]
+        found = (instance.problem.streams for instance in self.instances)
         return tuple(dict.fromkeys(group for groups in found for group in groups))
 
-    def row(self, source: str, ticks: float, again: Floats, in_node: Floats | None) -> Row:
-        """Return the row with ``ticks`` of each collective of both problems."""
+    def costs(self) -> tuple[Costs, ...]:
+        """Return the costs of the collectives of each instance."""
+        again, _, *others = map(costs_in_any_bucket, self.instances)
+        return again, costs_beside(self.again, self.kept), *others
+
+    def row(
+        self, source: str, ticks: float, again: Floats, kept: Floats, in_node: Floats | None = None
+    ) -> Row:
+        """Return the row with ``ticks`` and those of each collective of the instances."""
         return Row(
             source=source,
-            ticks=ticks,
+            ticks=ticks + float(kept.sum()),
             again=tuple(float(again[list(i.collectives)].sum()) for i in self.items),
             in_node=tuple(
                 0.0 if in_node is None else float(in_node[list(i.node_collectives)].sum())
@@ -139,34 +152,38 @@ class Backward:
             ),
         )
 
+    def shares(self, again: Floats, in_node: Floats) -> tuple[Floats, ...]:
+        """Return the share of each collective of the instances that these shares of the items
+        leave.
+        """
+        found = [np.zeros(len(instance.problem.collectives)) for instance in self.instances]
+        found[1][:] = 1.0
+        for item, one, other in zip(self.items, again, in_node, strict=True):
+            found[0][list(item.collectives)] = one
+            if self.in_node is not None:
+                found[2][list(item.node_collectives)] = other
+        return tuple(found)
+
 
 def rows_of(backward: Backward, sizes: Sizes, free: int | None) -> Iterator[Row]:
     """Yield (S3) to (S6) without F."""
-    yield from _stream_rows(backward)
+    costs = backward.costs()
+    yield from _stream_rows(backward, costs)
     yield _compute_row(backward)
-    yield from _weighed_rows(backward, sizes, free)
+    yield from _weighed_rows(backward, costs, sizes, free)
     yield from _tail_rows(backward)
 
 
-def _stream_rows(at: Backward) -> Iterator[Row]:
+def _stream_rows(at: Backward, costs: Sequence[Costs]) -> Iterator[Row]:
     """Yield (S3) for each stream."""
-    costs = [costs_in_any_bucket(at.again), costs_beside(at.again, at.kept)]
-    again, kept = (
-        np.where(i.arrays.bucketable, c.rate, c.transfer)
-        for i, c in zip((at.again, at.kept), costs, strict=True)
-    )
+    pairs = list(zip(at.instances, costs, strict=True))
+    loads = [np.where(i.arrays.bucketable, c.rate, c.transfer) for i, c in pairs]
     for group in at.groups:
-        in_node = None
-        if at.in_node is not None:
-            own = costs_in_any_bucket(at.in_node)
-            in_node = np.where(at.in_node.arrays.bucketable, own.rate, own.transfer)
-            in_node = np.where(_on_group(at.in_node, group), in_node, 0.0)
-        yield at.row(
-            f"stream of group {group}",
-            float(kept[_on_group(at.kept, group)].sum()),
-            np.where(_on_group(at.again, group), again, 0.0),
-            in_node,
-        )
+        on_group = [
+            np.where(_on_group(instance, group), load, 0.0)
+            for instance, load in zip(at.instances, loads, strict=True)
+        ]
+        yield at.row(f"stream of group {group}", 0.0, *on_group)
 
 
 def _on_group(instance: Instance, group: str) -> Bools:
@@ -198,60 +215,35 @@ def _identity(problem: Problem, c: int) -> tuple[str, ...]:
 
 def _compute_row(at: Backward) -> Row:
     """Return (S4)."""
-    compute = float(at.kept.arrays.compute_ticks.sum() + least_work(at.kept).sum())
+    compute = float(at.kept.arrays.compute_ticks.sum())
     return at.row(BoundSource.COMPUTE, compute, *_least_work(at))
 
 
-def _least_work(at: Backward) -> tuple[Floats, Floats | None]:
-    """Return o of the collectives with everything gathered again, and with everything resharded."""
-    again, in_node = (
-        None if i is None else least_work(i).astype(np.float64) for i in (at.again, at.in_node)
-    )
-    assert again is not None
-    return again, in_node
+def _least_work(at: Backward) -> list[Floats]:
+    """Return o of the collectives of each instance."""
+    return [least_work(instance).astype(np.float64) for instance in at.instances]
 
 
-def _weighed_rows(at: Backward, sizes: Sizes, free: int | None) -> Iterator[Row]:
+def _weighed_rows(
+    at: Backward, costs: Sequence[Costs], sizes: Sizes, free: int | None
+) -> Iterator[Row]:
     """Yield (S5) for the weights of a few y and z, the first of which keep nothing."""
     groups = at.groups
-    costs = [
-        sides(at.again, costs_in_any_bucket(at.again), groups),
-        sides(at.kept, costs_beside(at.again, at.kept), groups),
-    ]
-    if at.in_node is not None:
-        costs.append(sides(at.in_node, costs_in_any_bucket(at.in_node), groups))
+    both = [sides(i, c, groups) for i, c in zip(at.instances, costs, strict=True)]
     constants = np.zeros(1 + len(groups))
     constants[0] = float(at.kept.arrays.compute_ticks.sum())
-    shares = np.ones(len(at.items)), np.zeros(len(at.items))
+    again, in_node = np.ones(len(at.items)), np.zeros(len(at.items))
     for _ in range(_WEIGHTS):
-        parts = [_share_of_each(at, *shares, k) for k in range(len(costs))]
+        shares = at.shares(again, in_node)
         alone, shared = (
-            np.concatenate([part * side for part, side in zip(parts, both, strict=True)], axis=1)
-            for both in zip(*costs, strict=True)
+            np.concatenate([share * one for share, one in zip(shares, side, strict=True)], axis=1)
+            for side in zip(*both, strict=True)
         )
         weights = weights_of(constants, alone, shared)
-        again, kept, *others = (
-            (1 - 1e-9) * np.minimum(weights @ one, weights @ other) for one, other in costs
-        )
-        ticks = float((1 - 1e-9) * (weights @ constants) + kept.sum())
-        row = at.row(BoundSource.WEIGHED, ticks, again, others[0] if others else None)
+        least = [(1 - 1e-9) * np.minimum(weights @ one, weights @ other) for one, other in both]
+        row = at.row(BoundSource.WEIGHED, float((1 - 1e-9) * (weights @ constants)), *least)
         yield row
-        shares = cheapest_shares(row, sizes, free)
-
-
-def _share_of_each(at: Backward, again: Floats, in_node: Floats, k: int) -> Floats:
-    """Return the share of each collective of the problem ``k`` (gathered again, kept, resharded)
-    that the shares of the items leave.
-    """
-    instance = (at.again, at.kept, at.in_node)[k]
-    assert instance is not None
-    count = len(instance.problem.collectives)
-    if k == 1:
-        return np.ones(count)
-    found = np.zeros(count)
-    for item, one, other in zip(at.items, again, in_node, strict=True):
-        found[list(item.node_collectives if k else item.collectives)] = other if k else one
-    return found
+        again, in_node = cheapest_shares(row, sizes, free)
 
 
 def sides(instance: Instance, costs: Costs, groups: Sequence[str]) -> tuple[Floats, Floats]:
@@ -275,7 +267,7 @@ def _tail_rows(at: Backward) -> Iterator[Row]:
     tail = tail_in_any_order(at.kept, Orders(at.kept))
     runs = {node for node, run in zip(at.kept.problem.compute_order, tail.run, strict=True) if run}
     before = [tail.share if runs.intersection(item.uses) else 0.0 for item in at.items]
-    row = at.row("", 0.0, *_least_work(at))
+    row = _compute_row(at)
     yield Row(
         source=tail.bound.source,
         ticks=tail.bound.ticks,
