@@ -157,6 +157,6 @@ def _row(
         backward_ms=backward,
         step_ms=round(ticks_to_us(choice.step_ticks) / 1000, 3) if choice.fits else None,
         peak_gib=round(choice.peak_bytes / GIB, 2) if choice.fits else None,
-        gap=None if answer is None else round(answer.gap, 5),
+        gap=None if answer is None or not choice.fits else round(answer.gap, 5),
         cpu_s=None if took is None else round(took, 1),
     )

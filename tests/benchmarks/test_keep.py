@@ -5,12 +5,13 @@ make is faster.
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.common.choices import beaten
 from benchmarks.keep.__main__ import main
-from benchmarks.keep.cases import Row
+from benchmarks.keep.cases import SMOKE, Row, _row
 
 ROW = Row(
     case="a step",
@@ -44,6 +45,17 @@ def test_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         main(["--smoke", "-o", str(out)])
     assert main(["--smoke", "-o", str(out), "--resume"]) == 0  # every case is in the table
     assert out.read_text() == table
+
+
+def test_a_step_that_does_not_fit_has_no_gap() -> None:
+    """A gap of 0 says that the step is proven to be the fastest."""
+    infeasible = SimpleNamespace(step_time_us=None)
+    choice = SimpleNamespace(
+        kept=frozenset(), kept_bytes=0, fits=False, results=(infeasible, infeasible)
+    )
+    answer = SimpleNamespace(gap=0.0)
+    (case,) = SMOKE
+    assert _row(case, "device", "apsched", choice, answer, 1.0).gap is None  # type: ignore[arg-type]
 
 
 def test_a_faster_choice_under_the_same_cap_is_found() -> None:
