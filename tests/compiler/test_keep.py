@@ -76,6 +76,23 @@ def test_where_one_fails_before_the_joint_graph_all_have_the_graphs_of_torch(job
 
 
 @pytest.mark.ranks
+def test_a_joint_pass_of_the_user_may_tag_nodes_before(jobs) -> None:
+    """As AutoParallel's backend does for activation checkpointing; Inductor may fuse kernels
+    differently where backward gathers again.
+    """
+    for report in jobs[2]:
+        found = report["behind a joint pass"]
+        for choice in ("none", "all", "auto"):
+            assert found["aot_eager"][choice]["num_unequal"] == 0, choice
+            assert found["inductor"][choice]["largest_distance"] < 1e-6, choice
+        for form in ("aot_eager", "inductor"):
+            again = found[form]["none"]["gathers"]["backward"]
+            assert len(again) > 2
+            assert found[form]["all"]["gathers"]["backward"] == []
+            assert len(found[form]["auto"]["gathers"]["backward"]) < len(again)
+
+
+@pytest.mark.ranks
 def test_graphs_compute_the_same_whatever_is_kept(jobs) -> None:
     for report in jobs[4]:
         assert report["graphs"]["num"] > 2

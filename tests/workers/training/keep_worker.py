@@ -16,12 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import CheckpointPolicy
 
 import apsched
 from apsched.capture.keep import keep, keepable
+from apsched.fx.passes.parameters import is_backward, serves_alone
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import run_step
-from tests.helpers.graphs.small_models import layers, shard
+from tests.helpers.graphs.small_models import WIDTH, ResidualBlock, layers, shard
 from tests.workers.training.compiler_worker import (
     NUM_STEPS,
     QUICK,
@@ -132,6 +134,39 @@ def failed_on_one() -> dict[str, object]:
     return found
 
 
+def tagged(joint: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+    """Tag nodes as the joint passes for activation checkpointing that AutoParallel sets do: results
+    of products are saved, gathers and the rest of forward are repeated in backward.
+    """
+    for node in joint.graph.nodes:
+        if node.op == "call_function" and not is_backward(node):
+            saved = node.target is torch.ops.aten.addmm.default
+            node.meta["recompute"] = (
+                CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+            )
+            if serves_alone(node):
+                node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+            node.meta["ac_graph_id"] = 100_000
+    return joint
+
+
+def behind_a_joint_pass() -> dict[str, object]:
+    """Train with each choice where a joint pass of the user's has tagged the nodes."""
+    found: dict[str, object] = {}
+    module, inputs = small(lambda: nn.Sequential(*map(ResidualBlock, [WIDTH] * 2)), [4] * NUM_STEPS)
+    with torch._functorch.config.patch(joint_custom_pass=tagged):
+        for form in ("aot_eager", "inductor"):
+            expected = train(module, inputs, form)
+            found[form] = {}
+            for label in ("none", "all", "auto"):
+                backend = apsched.backend(keep=label, inductor=form == "inductor", **QUICK)
+                record = train(module, inputs, backend)
+                found[form][label] = compare(expected, record) | {
+                    "gathers": gathers(backend.results)
+                }
+    return found
+
+
 def on_two_nodes(cluster: Path, *, inductor: bool) -> dict[str, object]:
     """Train layers whose parameters take several blocks of memory, kept, and resharded in their
     node: by the user, and as solved under a memory cap.
@@ -181,7 +216,11 @@ def report(world_size: int, folder: Path) -> dict[str, object]:
     cluster = folder / f"two-nodes-{dist.get_rank()}.toml"
     cluster.write_text(TWO_NODES)
     if world_size == 2:
-        return {"other on one": other_on_one(), "failed on one": failed_on_one()}
+        return {
+            "other on one": other_on_one(),
+            "failed on one": failed_on_one(),
+            "behind a joint pass": behind_a_joint_pass(),
+        }
     return {
         "compiled": compiled(),
         "graphs": interpreted(world_size),
