@@ -56,12 +56,14 @@ def _stream() -> Stream:
     one = np.ones(1)
     return Stream(
         after=one,
+        behind=one,
         way=one,
         flat=np.ones(2),
         copy=1.0,
         alone_cells=np.ones(1, np.int64),
         alone=one,
-        counted=0,
+        counted_after=one,
+        counted_way=one,
         lead=1.0,
         compute=1.0,
         work=1.0,

@@ -12,7 +12,7 @@ before its ready slot is the compute behind a need, and copies run before the tr
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 
 _MOST_CELLS = 2000
 """Cells into which the bytes of a stream are divided."""
-_MOST_LABELS = 64
+_MOST_LABELS = 128
 """Pairs of tail and copied cells that are kept at a position."""
 _MOST_DIVIDED = 8
 """Sizes, those with the most bytes in all, whose parts are tried as a cell."""
@@ -44,16 +44,15 @@ _IDLE_SHARE = 0.05
 """Share of the stream's transfers, below which those of the other kind are left out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class Stream(NamedTuple):
     """The gathers of one stream as cells of equally many bytes, in the order of their need; or its
     reductions, in the reversed order of their ready slots and in reversed time.
     """
 
     after: Floats
-    """(cells,) the compute from the first node that needs the cell to the end, and the least copies
-    of all cells from there on.
-    """
+    """(cells,) the compute from the first node that needs the cell to the end, and ``behind``."""
+    behind: Floats
+    """(cells,) the least copies of all cells from there on."""
     way: Floats
     """(cells,) the compute with the collectives that it waits for; copies may run meanwhile."""
     flat: Floats
@@ -63,8 +62,12 @@ class Stream:
     alone_cells: Ints
     alone: Floats
     """(sizes,) cells and transfer of each size of collectives that are launched alone."""
-    counted: int
-    """Of the largest size, which is the last one, at most so many; 0: any number."""
+    counted_after: Floats
+    """(n,) of each collective of the largest size, which is the last one, the compute from its need
+    to the end, the latest need first; each is alone once. Without entries any number is alone.
+    """
+    counted_way: Floats
+    """(n,) the same with the collectives that it waits for."""
     lead: float
     """Least work before the first transfer."""
     compute: float
@@ -123,24 +126,11 @@ def _raised(stream: Stream, best: float) -> float:
 def least_step(stream: Stream, limit: float) -> float:
     """Return the least step time over all sequences of launches, (W7); infinite above ``limit``."""
     compute = stream.compute + stream.work
-    counted = stream.counted
     if compute > limit:
         return np.inf
-    tails, flats, nums = _tails(
-        stream.after,
-        stream.way,
-        stream.flat,
-        stream.copy,
-        stream.alone_cells,
-        stream.alone,
-        counted,
-        stream.lead,
-        compute,
-        limit,
-        _MOST_LABELS,
-    )
+    tails, flats, nums = _tails(stream, limit, _MOST_LABELS)
     least = np.inf
-    for used in range(counted + 1):
+    for used in range(len(nums)):
         labels = slice(0, nums[used])
         steps = np.maximum(
             stream.lead + tails[used, labels], compute + stream.copy * flats[used, labels]
@@ -170,7 +160,10 @@ def _stream(instance: Instance, work: PathWork, parts: Sequence[BucketCosts]) ->
         return None
     order = np.argsort(slot[kept] if gathers else -slot[kept], kind="stable")
     at = np.repeat(slot[kept][order], cells[kept][order])
-    alone_cells, alone, counted = _sizes(cells[kept], transfer[kept])
+    alone_cells, alone = _sizes(cells[kept], transfer[kept])
+    largest = slot[kept][order][cells[kept][order] == alone_cells[-1]][::-1]  # latest need first
+    if len(largest) > _FEW:
+        largest = largest[:0]
     copied = copy_out if gathers else shared_work  # behind its transfer, or before it
     flat, by_itself = (
         float((ticks[kept] / cells[kept]).min())
@@ -181,18 +174,22 @@ def _stream(instance: Instance, work: PathWork, parts: Sequence[BucketCosts]) ->
     least = np.minimum(alone_work, shared_work + copy_out)
     way, lines = OnPath(instance), np.concatenate([part.lines for part in parts])
     payloads = cell_bytes * np.arange(len(at) + 1)[:, None]
-    behind = each * np.arange(len(at), 0, -1)
+    behind = each * np.arange(len(at), 0, -1, dtype=np.float64)
     if not gathers:  # a launch, too, runs before its transfer
         beyond = float((alone_work[kept] - each * cells[kept]).min())
         behind += min(beyond, *(part.bucket_work for part in parts))
+    after = work.after if gathers else work.before
+    longest = way.after() if gathers else way.before()
     return Stream(
-        after=(work.after if gathers else work.before)[at] + behind,
-        way=(way.after() if gathers else way.before())[at],
+        after=after[at] + behind,
+        behind=behind,
+        way=longest[at],
         flat=(lines[:, 0] + lines[:, 1] * payloads).min(axis=1),
         copy=flat - each,
         alone_cells=alone_cells,
         alone=alone,
-        counted=counted,
+        counted_after=after[largest].astype(np.float64),
+        counted_way=longest[largest].astype(np.float64),
         lead=min(least_lead(part) if gathers else float(part.epilogue.min()) for part in parts),
         compute=float(work.after[0]) + each * len(at),
         work=float((before + epilogue)[kept].sum() + (least + epilogue)[~kept].sum()),
@@ -216,59 +213,53 @@ def _cell_bytes(size_bytes: Floats) -> float:
     return best
 
 
-def _sizes(cells: Ints, transfer: Floats) -> tuple[Ints, Floats, int]:
-    """Return the sizes in cells, ascending, the least transfer of each, and how often the largest
-    is there where it is counted, else 0.
-    """
-    sizes, which, counts = np.unique(cells, return_inverse=True, return_counts=True)
+def _sizes(cells: Ints, transfer: Floats) -> tuple[Ints, Floats]:
+    """Return the sizes in cells, ascending, and the least transfer of each."""
+    sizes, which = np.unique(cells, return_inverse=True)
     alone = np.full(len(sizes), np.inf)
     np.minimum.at(alone, which, transfer)
-    counted = int(counts[-1])
-    return sizes.astype(np.int64), alone, counted if counted <= _FEW else 0
+    return sizes.astype(np.int64), alone
 
 
 @compiled
-def _tails(
-    after: Floats,
-    way: Floats,
-    flat: Floats,
-    copy: float,
-    alone_cells: Ints,
-    alone: Floats,
-    counted: int,
-    lead: float,
-    compute: float,
-    limit: float,
-    most_labels: int,
-) -> tuple[Floats, Ints, Ints]:
+def _tails(stream: Stream, limit: float, most_labels: int) -> tuple[Floats, Ints, Ints]:
     """Return the labels of all launches, by how many of the largest are alone: the least time from
     the begin of the first transfer to the end, and the cells in buckets; and their number.
 
     From the last launch to the first: all that follows a launch is known. The labels that no other
     beats in both are kept. Labels of no step within ``limit`` are left out.
     """
-    num = len(after)
-    num_sizes = len(alone) - (1 if counted else 0)
-    earliest = _earliest(after, flat, copy, alone_cells, alone, lead, limit)
-    tails = np.full((num + 1, counted + 1, most_labels), np.inf)
-    flats = np.zeros((num + 1, counted + 1, most_labels), np.int64)
-    nums = np.zeros((num + 1, counted + 1), np.int64)
+    after, way, flat, copy = stream.after, stream.way, stream.flat, stream.copy
+    alone_cells, alone = stream.alone_cells, stream.alone
+    num, num_counted = len(after), len(stream.counted_after)
+    num_sizes = len(alone) - (1 if num_counted else 0)
+    compute = stream.compute + stream.work
+    earliest = _earliest(stream, limit)
+    tails = np.full((num + 1, num_counted + 1, most_labels), np.inf)
+    flats = np.zeros((num + 1, num_counted + 1, most_labels), np.int64)
+    nums = np.zeros((num + 1, num_counted + 1), np.int64)
     nums[num, 0] = 1
     tails[num, 0, 0] = 0.0
     least = np.empty(num + 1)  # by cells in buckets
     for i in range(num - 1, -1, -1):
         if earliest[i] == np.inf:
             continue
-        for used in range(counted + 1):
+        for used in range(num_counted + 1):
             least[: num - i + 1] = np.inf
             for s in range(len(alone)):
-                before = used - 1 if s >= num_sizes else used
+                before, rest, longest = used, after[i], way[i]
+                if s >= num_sizes:  # this one and those behind it: one has this need or a sooner
+                    before = used - 1
+                    if before < 0:
+                        continue
+                    rest = max(rest, stream.counted_after[before] + stream.behind[i])
+                    longest = max(longest, stream.counted_way[before])
                 j = i + alone_cells[s]
-                if before < 0 or j > num:
+                if j > num:
                     continue
                 for a in range(nums[j, before]):
                     cells = flats[j, before, a]
-                    tail = alone[s] + max(tails[j, before, a], after[i] + copy * cells, way[i])
+                    tail = alone[s] + max(tails[j, before, a], rest + copy * cells, longest)
                     least[cells] = min(least[cells], tail)
             for j in range(i + 1, num + 1):
                 if earliest[i] + flat[j - i] + after[i] + copy * (j - i) > limit:
@@ -288,21 +279,15 @@ def _tails(
 
 
 @compiled
-def _earliest(
-    after: Floats,
-    flat: Floats,
-    copy: float,
-    alone_cells: Ints,
-    alone: Floats,
-    lead: float,
-    limit: float,
-) -> Floats:
+def _earliest(stream: Stream, limit: float) -> Floats:
     """Return the least end of the transfers before each position, as far as the step may keep
     ``limit``; (cells + 1,).
     """
+    after, flat, copy = stream.after, stream.flat, stream.copy
+    alone_cells, alone = stream.alone_cells, stream.alone
     num = len(after)
     earliest = np.full(num + 1, np.inf)
-    earliest[0] = lead
+    earliest[0] = stream.lead
     for i in range(num):
         for s in range(len(alone)):
             j = i + alone_cells[s]

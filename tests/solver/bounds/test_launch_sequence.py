@@ -29,22 +29,35 @@ from tests.helpers.problems.strategies import random_caps, random_problem
 _KIB = 1024
 
 
+def falling(rng: random.Random, num: int) -> np.ndarray:
+    return np.sort([float(rng.randint(0, 40)) for _ in range(num)])[::-1]
+
+
 def random_stream(rng: random.Random) -> Stream:
     num = rng.randint(1, 6)
-    after = np.sort([float(rng.randint(0, 40)) for _ in range(num)])[::-1]
+    after = falling(rng, num)
+    behind = falling(rng, num)
+    counted = np.sort(rng.choices(after, k=rng.choice((0, 0, 1, 2))))
     sizes = sorted(rng.sample(range(1, num + 1), min(num, rng.randint(1, 2))))
     return Stream(
-        after=after,
+        after=after + behind,
+        behind=behind,
         way=after + rng.choice((0, 10)),
         flat=np.cumsum([rng.choice((5.0, 20.0)), *rng.choices((1.0, 4.0, 9.0), k=num)]),
         copy=rng.choice((0.0, 1.0, 3.0)),
         alone_cells=np.array(sizes),
         alone=np.array([float(rng.randint(3, 30)) for _ in sizes]),
-        counted=rng.choice((0, 0, 1, 2)),
+        counted_after=counted,
+        counted_way=counted + rng.choice((0, 10)),
         lead=float(rng.randint(0, 9)),
-        compute=float(after[0] + rng.randint(0, 9)),
+        compute=float(after[0] + behind[0] + rng.randint(0, 9)),
         work=float(rng.randint(0, 9)),
     )
+
+
+def is_counted(stream: Stream, launch: tuple[bool, int, float]) -> bool:
+    """Whether ``launch`` is one of the largest alone, which are counted."""
+    return bool(len(stream.counted_after)) and not launch[0] and launch[1] == stream.alone_cells[-1]
 
 
 def sequences(stream: Stream, left: int, counted: int) -> Iterator[list[tuple[bool, int, float]]]:
@@ -56,7 +69,7 @@ def sequences(stream: Stream, left: int, counted: int) -> Iterator[list[tuple[bo
     for cells, ticks in zip(stream.alone_cells.tolist(), stream.alone.tolist(), strict=True):
         launches.append((False, cells, ticks))
     for launch in launches:
-        largest = not launch[0] and launch[1] == stream.alone_cells[-1] and stream.counted > 0
+        largest = is_counted(stream, launch)
         if launch[1] <= left and (not largest or counted > 0):
             for rest in sequences(stream, left - launch[1], counted - largest):
                 yield [launch, *rest]
@@ -68,8 +81,12 @@ def step_of(stream: Stream, launches: list[tuple[bool, int, float]]) -> float:
     longest, ended, begin = stream.compute + stream.work + sum(copies), stream.lead, 0
     for j, (_, cells, ticks) in enumerate(launches):
         ended += ticks
-        rest = max(stream.after[begin] + sum(copies[j:]), stream.way[begin])
-        longest = max(longest, ended + rest)
+        after, way = stream.after[begin], stream.way[begin]
+        if is_counted(stream, launches[j]):  # of those from here on one has this need or a sooner
+            last = sum(is_counted(stream, launch) for launch in launches[j:]) - 1
+            after = max(after, stream.counted_after[last] + stream.behind[begin])
+            way = max(way, stream.counted_way[last])
+        longest = max(longest, ended + max(after + sum(copies[j:]), way))
         begin += cells
     return longest
 
@@ -78,7 +95,7 @@ def step_of(stream: Stream, launches: list[tuple[bool, int, float]]) -> float:
 def test_it_is_the_least_of_all_sequences(seed: int) -> None:
     """And infinite above a limit, at the least only within it."""
     stream = random_stream(random.Random(seed))
-    found = sequences(stream, len(stream.after), stream.counted)
+    found = sequences(stream, len(stream.after), len(stream.counted_after))
     least = min(step_of(stream, launches) for launches in found)
     assert least_step(stream, np.inf) == pytest.approx(least)
     assert least_step(stream, least + 1e-6) == pytest.approx(least)
