@@ -26,7 +26,6 @@ from apsched.integrations.eager.kept import (
     UnitsToKeep,
     agreed_choice,
     request_of,
-    with_plain_names,
 )
 from apsched.integrations.eager.settings import Fsdp2Settings, in_words, lacks_buffers, set_up
 from apsched.integrations.eager.solve_units import answered_as_units, units_in_order, untuned_of
@@ -243,9 +242,9 @@ def _solved(
         request = replace(settings.solve_request, bitwise_price=False)
         graph, request = priced(captured, settings, running_groups(), request, progress)
         graph = with_memory_in_use(graph, in_use, request.optimizer)
-        problem = with_plain_names(graph.problem)
+        problem = graph.problem
         request = replace(request, plan=fsdp2_plan(model, problem))
-        (graph,) = under_plan((replace(graph, problem=problem),), request)
+        (graph,) = under_plan((graph,), request)
         caps = resolve_caps(graph, request, progress)
     units = units_in_order(model, forward or problem)
     return _scheduled(graph, caps, request, settings, agreement, units)
@@ -267,12 +266,11 @@ def _solved_step(
     with agreement.job.working() if agreement else nullcontext():
         graphs, caps = step.graphs(found)
         untuned = step.untuned()
-    units = units_in_order(model, with_plain_names(step.step.graphs[0].problem))
+    units = units_in_order(model, step.step.graphs[0].problem)
     results = []
     for graph, limits in zip(graphs, caps, strict=True):
-        plain = replace(graph, problem=with_plain_names(graph.problem))
         request = step.step.request
-        results.append(_scheduled(plain, limits, request, settings, agreement, units))
+        results.append(_scheduled(graph, limits, request, settings, agreement, units))
     return _Solved(results=tuple(results), untuned=untuned, kept=found)
 
 

@@ -15,6 +15,7 @@ import apsched
 from apsched.capture.fake_world import world
 from apsched.integrations.fsdp2 import apply_fsdp2, fsdp2_plan
 from apsched.integrations.fsdp2_accumulation import apply_fsdp2_micro_batches
+from apsched.integrations.tune_fsdp2 import Fsdp2Tuning
 from apsched.problem.build import build_problem
 from apsched.problem.plan.module_buckets import block_buckets
 
@@ -103,6 +104,29 @@ def test_apply_fsdp2_micro_batches(wrap: Wrap, tmp_path: Path) -> None:
         assert apply_fsdp2_micro_batches(model, tmp_path / "run").settings == found.settings
     assert len(found.settings) == 3
     assert any(not unit.reduce_gradients for unit in found.settings[0].units)
+
+
+@wrapped
+@pytest.mark.parametrize(
+    "keep", ["none", "all", "auto", [r"layers\.1\..*", r"layers\.2\.0\.weight"]]
+)
+def test_tune_fsdp2_keeps_units_of_wrapped_blocks(wrap: Wrap, keep: str | list[str]) -> None:
+    """As without wrappers: units, prices and the cost of a part of a unit."""
+
+    def tuned(wrap: Wrap) -> Fsdp2Tuning:
+        with world(2):
+            return apsched.tune_fsdp2(
+                sharded(wrap, kept=1), INPUTS, keep=keep, memory_cap="none", budget=0.0
+            )
+
+    found, plain = tuned(wrap), tuned(lambda block: block)
+    kept = {u.name for u in found.settings.units if not u.reshard_after_forward}
+    assert kept == {u.name for u in plain.settings.units if not u.reshard_after_forward}
+    assert found.choices.keys() == plain.choices.keys()
+    if wrap is not WRAPS["torch.compile"]:
+        return  # checkpointed blocks have other prices
+    assert found.settings == plain.settings
+    assert (found.step_time_us, found.untuned_us) == (plain.step_time_us, plain.untuned_us)
 
 
 @wrapped

@@ -35,7 +35,6 @@ from apsched.progress import Progress
 from apsched.quantities import show_us
 from apsched.schedule.result import Scored
 from apsched.solver import solve_requested
-from apsched.torch_compat.compilers import plain_parameter_name
 from apsched.torch_compat.fsdp import resharded_to
 from apsched.units import ticks_to_us
 from apsched.whole_step.choices import Choice, Parameter
@@ -106,7 +105,7 @@ class UnitsToKeep:
     step: _UnitStep
     request: KeepRequest
     unit_of: Mapping[str, str]
-    """Parameter, as the graphs name it -> unit."""
+    """Parameter -> unit; graphs name parameters without the names of wrappers around modules."""
     as_it_was: Choice
     """The parameters that ``reshard_after_forward`` of ``fully_shard`` keeps."""
 
@@ -135,15 +134,12 @@ class UnitsToKeep:
                 with_memory_in_use(graph, in_use, solving.optimizer)
                 for graph in beside_each_other(*graphs)
             ]
-            names = [name for name, _ in model.named_parameters()]
-            plan = _plan(model, names, [graph.problem for graph in graphs])
+            plan = _plan(model, [graph.problem for graph in graphs])
             solving = replace(solving, plan=replace(plan, chooses_kept=request.mode == AUTO))
-            units = units_in_order(model, with_plain_names(graphs[0].problem))
-            raw = {plain_parameter_name(name): name for name in names}
+            units = units_in_order(model, graphs[0].problem)
             step = _UnitStep.of(under_plan(graphs, solving), solving, progress)
-            unit_of = {raw[p]: u.name for u in units_of(model) for p in u.parameters}
-            in_order = [[raw[name] for name in unit] for unit in units]
-            step = replace(step, units=in_order, parameters=_alike(step, unit_of))
+            unit_of = {p: u.name for u in units_of(model) for p in u.parameters}
+            step = replace(step, units=units, parameters=_alike(step, unit_of))
             known = {p.name for p in step.parameters}
             as_it_was = Choice(known.intersection(kept))
             return cls(step=step, request=request, unit_of=unit_of, as_it_was=as_it_was)
@@ -154,7 +150,7 @@ class UnitsToKeep:
             return self._fastest()
         stated, step = self._stated(), self._capped()
         if not (split := self._split(stated)):
-            return KeptUnits(kept=_plain(stated), choices={})
+            return KeptUnits(kept=stated, choices={})
         ways = [step.solve(kept) for kept in self._whole(stated, split)]
         best, exact = min(ways, key=ticks_of), step.solve(stated)
         in_part = KeptInPart(
@@ -162,12 +158,11 @@ class UnitsToKeep:
             stated_us=ticks_to_us(exact.step_ticks) if exact.fits else None,
             whole_us=ticks_to_us(best.step_ticks) if best.fits else None,
         )
-        return KeptUnits(kept=_plain(best.kept), choices={}, in_part=in_part)
+        return KeptUnits(kept=best.kept, choices={}, in_part=in_part)
 
     def _stated(self) -> Choice:
         """Return the parameters that the request names."""
-        raw = {plain_parameter_name(entry): entry for entry in self.step.entries}
-        return Choice(raw[name] for name in self.request.chosen(list(raw), "keep"))
+        return Choice(self.request.chosen(list(self.step.entries), "keep"))
 
     def _capped(self) -> _UnitStep:
         """Return the step with its memory cap; a floor is the least memory that fits the stated
@@ -195,7 +190,7 @@ class UnitsToKeep:
         choices = {
             name: ticks_to_us(one.step_ticks) if one.fits else None for name, one in named.items()
         }
-        return KeptUnits(kept=_plain(best.kept), choices=choices)
+        return KeptUnits(kept=best.kept, choices=choices)
 
     def _whole(self, stated: Choice, split: Sequence[str]) -> list[Choice]:
         """Return ``stated`` with each of the units ``split`` kept or gathered again as one."""
@@ -214,13 +209,11 @@ class UnitsToKeep:
 
     def graphs(self, found: KeptUnits) -> tuple[Graphs, tuple[Caps, Caps]]:
         """Return both graphs with the parameters of ``found`` kept, and their caps."""
-        raw = {plain_parameter_name(p.name): p.name for p in self.step.parameters}
-        kept = Choice(raw[name] for name in found.kept)
         step = self._capped()
-        forward, backward = step.under(kept)
+        forward, backward = step.under(found.kept)
         more = step.communicator_bytes((forward, backward))
         first, second = step.caps
-        beside = step.beside_bytes(kept)
+        beside = step.beside_bytes(found.kept)
         return (forward, backward), (lowered(first, more), lowered(second, more + beside))
 
     def untuned(self) -> tuple[Scored, ...]:
@@ -273,20 +266,9 @@ def agreed_choice(units: UnitsToKeep, agreement: GraphAgreement | None) -> KeptU
     )
 
 
-def with_plain_names(problem: Problem) -> Problem:
-    """Return ``problem`` with the names of parameters without those of wrappers around modules."""
-    plain = (replace(c, module=plain_parameter_name(c.module)) for c in problem.collectives)
-    return replace(problem, collectives=tuple(plain))
-
-
-def _plain(kept: Choice) -> Choice:
-    return Choice(map(plain_parameter_name, kept))
-
-
-def _plan(model: nn.Module, names: Sequence[str], problems: Sequence[Problem]) -> Plan:
-    """Return the plan with a bucket for each unit, whose parameters the graphs call ``names``."""
-    raw = {plain_parameter_name(name): name for name in names}
-    buckets = {unit.name: tuple(raw[p] for p in unit.parameters) for unit in units_of(model)}
+def _plan(model: nn.Module, problems: Sequence[Problem]) -> Plan:
+    """Return the plan with a bucket for each unit."""
+    buckets = {unit.name: unit.parameters for unit in units_of(model)}
     return ModuleBuckets(buckets=buckets).plan(problems)
 
 
