@@ -64,7 +64,7 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
     if owner and "" not in owner:
         raise InputError(
             "expected a model on which fully_shard was called, found it called on"
-            f" {len(owner)} modules in the model alone ({_some(list(owner))}); call it on the"
+            f" {len(owner)} modules in the model alone ({some(list(owner))}); call it on the"
             " model, too, as the last"
         )
     if not owner:
@@ -108,6 +108,14 @@ def running_units(units: Sequence[Unit], forward: Problem) -> tuple[Unit, ...]:
         or not unit.parameters
         or any(unit.holds(other) and other.name in used for other in units)
     )
+
+
+def unread_parameters(units: Sequence[Unit], forward: Problem) -> tuple[str, ...]:
+    """Return the parameters of ``units``, which run in ``forward``, that it does not read, and so
+    does not gather; FSDP2 gathers them with their unit.
+    """
+    gathered = {c.module for c in movable(forward, CollectiveKind.ALL_GATHER)}
+    return tuple(name for unit in units for name in unit.parameters if name not in gathered)
 
 
 def launches_of(
@@ -239,7 +247,7 @@ def _unit_of(
     names = [c.module for c in members]
     if len(found) > 1:
         raise _inexpressible(
-            problem, kind, names, f"its parameters lie in {len(found)} units ({_some(list(found))})"
+            problem, kind, names, f"its parameters lie in {len(found)} units ({some(list(found))})"
         )
     (unit,) = found.values()
     left = [
@@ -248,7 +256,7 @@ def _unit_of(
         if c.module in unit.parameters and c.module not in names
     ]
     if left:
-        raise _inexpressible(problem, kind, names, f"the unit {unit.name} has {_some(left)}, too")
+        raise _inexpressible(problem, kind, names, f"the unit {unit.name} has {some(left)}, too")
     return unit
 
 
@@ -257,7 +265,7 @@ def _inexpressible(
 ) -> InputError:
     verb = "gather" if kind == CollectiveKind.ALL_GATHER else "reduce"
     return InputError(
-        f"{problem.name}: FSDP2 cannot {verb} {_some(names)} as one: {why}; nearest is one bucket"
+        f"{problem.name}: FSDP2 cannot {verb} {some(names)} as one: {why}; nearest is one bucket"
         " for each unit: solve with plan=fsdp2_plan(model, *graphs), where graphs ="
         " apsched.capture(model, inputs), on the command line with --buckets FILE; or call"
         " fully_shard on other modules"
@@ -275,7 +283,8 @@ def _unknown(problem: Problem, c: Collective, units: Mapping[str, Unit]) -> str:
     return f"expected {c.module} among the parameters of the model, found none of that name; {hint}"
 
 
-def _some(names: list[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Return the first of ``names``, and the number of the others."""
     return ", ".join(names[:_SHOWN]) + (
         f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     )

@@ -30,7 +30,7 @@ from apsched.integrations.eager.kept import (
 from apsched.integrations.eager.settings import Fsdp2Settings, in_words, lacks_buffers, set_up
 from apsched.integrations.eager.solve_units import answered_as_units, units_in_order, untuned_of
 from apsched.integrations.fsdp2 import checked_settings, fsdp2_plan, solved_graphs
-from apsched.integrations.fsdp2_units import running_units, units_of
+from apsched.integrations.fsdp2_units import running_units, some, units_of, unread_parameters
 from apsched.integrations.unit_order import Units
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
@@ -71,6 +71,10 @@ class Fsdp2Tuning:
     """This torch keeps one reduce-scatter in flight, and the schedule has more: the step may take
     longer than predicted.
     """
+    unread: tuple[str, ...] = ()
+    """Parameters that the step ``model(*inputs)`` does not read, of units that it runs: FSDP2
+    gathers them with their unit, and the prediction has neither their gather nor their memory.
+    """
 
     @property
     def step_time_us(self) -> float:
@@ -104,7 +108,16 @@ class Fsdp2Tuning:
             f"FSDP2 tuned: {len(self.settings.units)} units, step time"
             f" {show_us(self.step_time_us)} predicted, {show_us(self.untuned_us)} untuned"
             f" ({self._change()}){'' if self.in_part is None else f'; {self.in_part}'}"
-            f"{self._few_buffers()}"
+            f"{self._few_buffers()}{self._without_unread()}"
+        )
+
+    def _without_unread(self) -> str:
+        if not self.unread:
+            return ""
+        return (
+            f"; predicted without the gather of {some(self.unread)}, which the captured step does"
+            " not read and FSDP2 gathers with the rest of the unit (where a loss outside of forward"
+            " reads it, tune with a forward that does)"
         )
 
     def _few_buffers(self) -> str:
@@ -206,6 +219,7 @@ def tune_fsdp2(
         choices={} if solved.kept is None else solved.kept.choices,
         in_part=None if solved.kept is None else solved.kept.in_part,
         lacks_buffers=lacks_buffers(model, applied),
+        unread=unread_parameters(units, solved.results[0].problem),
     )
 
 

@@ -174,3 +174,35 @@ def test_a_tied_parameter_is_gathered_and_reduced_once(name):
             if kind in str(node.target)
         ]
         assert sorted(served) == sorted(known)
+
+
+class HeadOutside(nn.Module):
+    """A model whose loss calls its head, as TorchTitan's ChunkedLossWrapper does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 64, bias=False)
+        self.skips_head = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.norm(x) if self.skips_head else self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("skips_head", [False, True])
+def test_a_parameter_that_the_step_does_not_read_is_said_to_be_gathered(skips_head):
+    """FSDP2 gathers it with its unit; the figures are without it."""
+    with world(2):
+        model = HeadOutside()
+        model.skips_head = skips_head
+        for layer in model.layers:
+            fully_shard(layer)
+        fully_shard([model.norm, model.head])
+        found = apsched.tune_fsdp2(
+            fully_shard(model), torch.zeros(4, 32), budget=0.0, memory_cap="none"
+        )
+    assert found.unread == (("head.weight",) if skips_head else ())
+    text = "; predicted without the gather of head.weight, which the captured step does not read"
+    assert (text in str(found)) == skips_head
