@@ -175,7 +175,9 @@ def _policies(
     except ValueError as error:
         raise InputError(
             "expected fully_shard with parameters on one or two data-parallel dimensions, found"
-            f" {error}; capture the step as a graph (docs/compiler.md)"
+            f" {error}; leave fully_shard out, and have the model gather its parameters when it"
+            " reads them, under torch.compile with apsched.backend (docs/training-job.md), which"
+            " takes tensor parallelism, too"
         ) from None
 
 

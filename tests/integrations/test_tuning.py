@@ -208,7 +208,7 @@ def test_what_cannot_be_tuned_is_refused():
             distribute_tensor(torch.zeros(11, 8), mesh["tp"], [Shard(0)])
         )
         fully_shard(model, mesh=mesh["dp"])
-        with pytest.raises(apsched.InputError, match="DTensor before it is sharded"):
+        with pytest.raises(apsched.InputError, match="DTensor before it is sharded; leave fully"):
             apsched.tune_fsdp2(model, torch.zeros(1, 2, dtype=torch.long))
         with pytest.raises(apsched.InputError, match="expected a model that runs"):
             apsched.ddp_buckets(Residual(), (torch.zeros(1, 2), torch.zeros(1, 2)))
