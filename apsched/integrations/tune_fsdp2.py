@@ -7,10 +7,11 @@ from functools import partial
 from os import PathLike
 from typing import Any
 
+import torch
 from torch import nn
 
 from apsched.capture.captured import Capture, CapturedGraph
-from apsched.capture.fake_copy import inputs_of
+from apsched.capture.fake_copy import Inputs, inputs_of
 from apsched.capture.fsdp2 import capture_fsdp2, kept_by_fsdp2
 from apsched.compiler.memory_in_use import agreed_memory, with_memory_in_use
 from apsched.compiler.ranks.agreement import GraphAgreement
@@ -190,7 +191,7 @@ def tune_fsdp2(
             words = None if request is None else ", ".join(request.entries) or request.mode
             agreement.same_settings("fully_shard", {"keep": str(words)})
         with agreement.job.working() if agreement else nullcontext():
-            capture = capture_fsdp2(model, given, gathers_again=request is not None)
+            capture = _captured(model, given, gathers_again=request is not None)
         if request is None:
             solved = _solved_graphs(model, capture, chosen, agreement)
         else:
@@ -221,6 +222,14 @@ def tune_fsdp2(
         lacks_buffers=lacks_buffers(model, applied),
         unread=unread_parameters(units, solved.results[0].problem),
     )
+
+
+def _captured(model: nn.Module, inputs: Inputs, *, gathers_again: bool) -> Capture:
+    """Return forward and backward of the training step, also where the caller, as one that
+    initialises weights, has switched gradients off.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        return capture_fsdp2(model, inputs, gathers_again=gathers_again)
 
 
 def _chosen(settings: Mapping[str, Any]) -> Settings:

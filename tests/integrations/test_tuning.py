@@ -3,6 +3,7 @@ predicted, and one warning where nobody tuned anything.
 """
 
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -216,6 +217,24 @@ def test_what_cannot_be_tuned_is_refused():
             apsched.ddp_buckets(Residual(), torch.zeros(1, 2), memory_cap=1)
     with pytest.raises(apsched.InputError, match="expected a process group"):
         apsched.ddp_buckets(Residual(), torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_call_without_gradients_tunes_the_training_step(mode):
+    """As inside of the block that initialises weights; forward alone was tuned there."""
+
+    def tuned(mode) -> Fsdp2Tuning:
+        with world(2):
+            model, tokens = Residual(), torch.zeros(1, 2, dtype=torch.long)
+            for layer in model.layers:
+                fully_shard(layer)
+            fully_shard(model)
+            with mode():
+                return apsched.tune_fsdp2(model, tokens, budget=0.0, memory_cap="none")
+
+    found = tuned(mode)
+    assert found.settings == tuned(nullcontext).settings
+    assert [result.problem.name for result in found.results] == ["forward", "backward"]
 
 
 def test_each_process_rank_captures_the_same_graph_whatever_its_shards():
