@@ -41,7 +41,7 @@ from apsched.quantities import show_us
 from apsched.report.explanation import explain_in_job
 from apsched.schedule.result import Scored
 from apsched.solver import solve_requested
-from apsched.torch_compat.compilers import uncompiled
+from apsched.torch_compat.compilers import plain_parameter_name, uncompiled
 from apsched.units import ticks_to_us
 from apsched.whole_step.keep_request import KeepRequest
 
@@ -154,11 +154,11 @@ def tune_fsdp2(
         fully_shard(model, mp_policy=policy)
         print(apsched.tune_fsdp2(model, (tokens,), cluster="h100"))
 
-    Call it on every process rank, before the first step. The step ``model(*inputs)``, or
-    ``model(**inputs)`` for a mapping, is captured with fake tensors on the host, with the units,
-    the mixed precision and the resharding passed to ``fully_shard``. One process rank solves, and
-    all ranks apply the same settings, by public setters alone. Losses and weights stay the same,
-    bit for bit.
+    Call it on every process rank, before the first step, with parameters on their device. The
+    step ``model(*inputs)``, or ``model(**inputs)`` for a mapping, is captured with fake tensors on
+    the host, with the units, the mixed precision and the resharding passed to ``fully_shard``. One
+    process rank solves, and all ranks apply the same settings, by public setters alone. Losses and
+    weights stay the same, bit for bit.
 
     Parameters
     ----------
@@ -228,6 +228,13 @@ def _captured(model: nn.Module, inputs: Inputs, *, gathers_again: bool) -> Captu
     """Return forward and backward of the training step, also where the caller, as one that
     initialises weights, has switched gradients off.
     """
+    for name, parameter in model.named_parameters():
+        if parameter.device.type == "meta":
+            raise InputError(
+                f"{plain_parameter_name(name)}: expected a parameter on the device of the job,"
+                " whose operators (as of attention) are captured, found it on meta; call tune_fsdp2"
+                " after model.to_empty(device=...), with inputs on that device"
+            )
     with torch.inference_mode(False), torch.enable_grad():
         return capture_fsdp2(model, inputs, gathers_again=gathers_again)
 

@@ -237,6 +237,18 @@ def test_a_call_without_gradients_tunes_the_training_step(mode):
     assert [result.problem.name for result in found.results] == ["forward", "backward"]
 
 
+def test_parameters_on_meta_are_refused():
+    """There torch takes other operators for attention than on the device, with other memory."""
+    with world(2):
+        with torch.device("meta"):
+            model = Residual()
+        fully_shard(model)
+        with pytest.raises(apsched.InputError, match=r"found it on meta; call tune_fsdp2 after"):
+            apsched.tune_fsdp2(model, torch.zeros(1, 2, dtype=torch.long, device="meta"))
+        model.to_empty(device="cpu")
+        assert apsched.tune_fsdp2(model, torch.zeros(1, 2, dtype=torch.long), budget=0.0).settings
+
+
 def test_each_process_rank_captures_the_same_graph_whatever_its_shards():
     codes = []
     for rank in (0, 6):
