@@ -162,6 +162,11 @@ def _unit_of_parameters(model: nn.Module) -> dict[str, int]:
     return {name: of.unit for name, of in _by_name(model, _policies(model)[0]).items()}
 
 
+def sharded_by_fsdp2(model: nn.Module) -> frozenset[str]:
+    """Return the parameters that ``fully_shard`` shards: all but its ``ignored_params``."""
+    return frozenset(_by_name(model, _policies(model)[0]))
+
+
 def kept_by_fsdp2(model: nn.Module) -> tuple[str, ...]:
     """Return the parameters that ``reshard_after_forward`` of ``fully_shard`` keeps."""
     return tuple(name for name, of in _by_name(model, _policies(model)[0]).items() if of.kept)

@@ -12,7 +12,7 @@ from torch import nn
 
 from apsched.capture.captured import Capture, CapturedGraph
 from apsched.capture.fake_copy import Inputs, inputs_of
-from apsched.capture.fsdp2 import capture_fsdp2, kept_by_fsdp2
+from apsched.capture.fsdp2 import capture_fsdp2, kept_by_fsdp2, sharded_by_fsdp2
 from apsched.compiler.memory_in_use import agreed_memory, with_memory_in_use
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.schedule_captured import priced, progress_of, running_groups
@@ -212,6 +212,8 @@ def tune_fsdp2(
         return Fsdp2Tuning(settings=None, results=())
     units = running_units(units_of(model), solved.results[0].problem)
     applied = checked_settings(model, units, solved_graphs(solved.results))
+    unread = unread_parameters(units, solved.results[0].problem)
+    sharded = sharded_by_fsdp2(model)
     set_up(model, units, applied)
     return Fsdp2Tuning(
         settings=applied,
@@ -220,7 +222,7 @@ def tune_fsdp2(
         choices={} if solved.kept is None else solved.kept.choices,
         in_part=None if solved.kept is None else solved.kept.in_part,
         lacks_buffers=lacks_buffers(model, applied),
-        unread=unread_parameters(units, solved.results[0].problem),
+        unread=tuple(name for name in unread if name in sharded),
     )
 
 

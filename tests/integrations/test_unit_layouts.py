@@ -206,3 +206,12 @@ def test_a_parameter_that_the_step_does_not_read_is_said_to_be_gathered(skips_he
     assert found.unread == (("head.weight",) if skips_head else ())
     text = "; predicted without the gather of head.weight, which the captured step does not read"
     assert (text in str(found)) == skips_head
+
+
+def test_a_parameter_that_fully_shard_ignores_is_not_said_to_be_gathered():
+    with world(2):
+        model = HeadOutside()
+        ignored = {model.norm.weight}
+        fully_shard(model, ignored_params=ignored)
+        found = apsched.tune_fsdp2(model, torch.zeros(4, 32), budget=0.0, memory_cap="none")
+    assert found.unread == ()
