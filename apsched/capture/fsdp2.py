@@ -123,12 +123,11 @@ def fake_step(
     copies: dict[nn.Module, nn.Module] = {}
 
     def shard(owner: nn.Module, name: str, value: nn.Parameter) -> torch.Tensor:
-        if (id(owner), name) not in parameters:
+        of = parameters.get((id(owner), name))
+        if of is None:
             return mode.from_tensor(value.detach(), static_shapes=True)
-        with mode:
-            return torch.empty(
-                _padded(parameters[id(owner), name]), dtype=value.dtype, device=value.device
-            )
+        with mode:  # after an evaluation value may be the gathered tensor, in another dtype
+            return torch.empty(_padded(of), dtype=of.dtype, device=value.device)
 
     copy = fake_copy(
         model,

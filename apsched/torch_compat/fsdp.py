@@ -87,6 +87,8 @@ class GatheredParameter:
     """Of the whole."""
     dim: int
     """Sharded."""
+    dtype: torch.dtype
+    """Of the shard."""
     param_dtype: torch.dtype
     reduce_dtype: torch.dtype
     shard_group: Any
@@ -154,6 +156,7 @@ def fsdp_policies(
                     unit=id(state),
                     shape=one._orig_size,
                     dim=one.fsdp_placement.dim,
+                    dtype=whole.dtype,
                     param_dtype=dtype or whole.dtype,
                     reduce_dtype=policy.reduce_dtype or dtype or whole.dtype,
                     shard_group=info.shard_process_group,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import apsched
 from apsched.capture.fake_world import world
@@ -215,3 +215,22 @@ def test_a_parameter_that_fully_shard_ignores_is_not_said_to_be_gathered():
         fully_shard(model, ignored_params=ignored)
         found = apsched.tune_fsdp2(model, torch.zeros(4, 32), budget=0.0, memory_cap="none")
     assert found.unread == ()
+
+
+def test_units_that_an_evaluation_left_gathered_are_captured_by_their_shards():
+    """Their parameters are gathered tensors in bfloat16 then, and shards have float32."""
+
+    def codes(*, evaluated: bool) -> list[str]:
+        with world(2):
+            model, x = HeadOutside(), torch.zeros(4, 32)
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            for layer in model.layers:
+                fully_shard(layer, mp_policy=policy, reshard_after_forward=False)
+            fully_shard(model, mp_policy=policy)
+            if evaluated:
+                with torch.no_grad():
+                    model(x)
+                assert model.layers[0].weight.dtype == torch.bfloat16
+            return [graph.module.code for graph in capture_fsdp2(model, (x,)).graphs]
+
+    assert codes(evaluated=True) == codes(evaluated=False)
