@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from apsched.errors import ApschedError, InputError
-from apsched.torch_compat.compilers import UncompiledModule, uncompiled_class
+from apsched.torch_compat.compilers import UncompiledModule, functions_uncompiled, uncompiled_class
 from apsched.torch_compat.graphs import compiling_context, quiet_fake_tensors
 from apsched.torch_compat.random_draws import RandomBranchError
 
@@ -240,7 +240,7 @@ def traced(trace: Callable[[], T]) -> T:
         where the model cannot be traced.
     """
     try:
-        with quiet_fake_tensors():
+        with quiet_fake_tensors(), functions_uncompiled():
             return also_as_compiled(trace)
     except ApschedError:
         raise

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -221,6 +221,14 @@ class UncompiledModule(torch.nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(self._modules["_orig_mod"], name)
+
+
+def functions_uncompiled() -> AbstractContextManager[Any]:
+    """Return a context in which functions of ``torch.compile`` run as they were before: a tracer
+    cannot look into their compiled code (torch/_dynamo/decorators.py, set_stance).
+    """
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def uncompiled_class(of: Any) -> Any:

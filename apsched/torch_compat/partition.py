@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from apsched.fx.collectives import is_wait_tensor
 from apsched.fx.effects.of_node import attribute_of
 from apsched.torch_compat.checkpoints import checkpoints_as_tags
+from apsched.torch_compat.compilers import functions_uncompiled
 from apsched.torch_compat.random_draws import DecidedDraws
 from apsched.torch_compat.version import check_torch_version
 
@@ -82,10 +83,19 @@ def _flex_attention_as_compiled() -> Context:
     """
     flex = importlib.import_module("torch.nn.attention.flex_attention")
 
+    environment = flex.setup_compilation_env
+
     def nothing(*_: object, **__: object) -> None:
         pass
 
-    return patch.multiple(flex, _validate_device=nothing, _warn_once=nothing)
+    @contextlib.contextmanager
+    def compiling() -> Iterator[Any]:  # its operator needs Dynamo, also among functions uncompiled
+        with torch.compiler.set_stance("default"), environment() as backend:
+            yield backend
+
+    return patch.multiple(
+        flex, _validate_device=nothing, _warn_once=nothing, setup_compilation_env=compiling
+    )
 
 
 @contextlib.contextmanager
@@ -96,6 +106,7 @@ def _as_captured() -> Iterator[None]:
         _random_only_with_dropout(),
         _states_as_tensors(),
         _flex_attention_as_compiled(),
+        functions_uncompiled(),
         DecidedDraws(),
     ):
         yield

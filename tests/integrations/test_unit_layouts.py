@@ -115,6 +115,39 @@ def test_a_compiled_model_is_tuned_as_the_model_in_it():
     assert found[0] == found[1]
 
 
+@torch.compile(backend="aot_eager")
+def gated(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x) * torch.sigmoid(x)
+
+
+class Gated(nn.Module):
+    """Calls a function of torch.compile in forward, as TorchTitan does for flex_attention."""
+
+    def __init__(self, *, compiled: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+        self.gate = gated if compiled else gated._torchdynamo_orig_callable
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.gate(layer(x))
+        return x
+
+
+def test_functions_that_are_compiled_are_captured_as_they_are():
+    x = torch.zeros(4, 32)
+
+    def codes(*, compiled: bool) -> list[str]:
+        with world(2):
+            model = fully_shard(Gated(compiled=compiled))
+            graphs = capture_fsdp2(model, (x,)).graphs
+            assert apsched.ddp_buckets(Gated(compiled=compiled), x).buckets
+        assert len(apsched.capture(Gated(compiled=compiled), (x,), "fsdp=2")) == 2
+        return [graph.module.code for graph in graphs]
+
+    assert codes(compiled=True) == codes(compiled=False)
+
+
 class Branching(nn.Module):
     """Branches on the values of its input, in the job and under a compiler."""
 

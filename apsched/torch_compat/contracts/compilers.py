@@ -245,6 +245,17 @@ def _plain_parameter_name() -> None:
     )
 
 
+@contract("functions_uncompiled")
+def _functions_uncompiled() -> None:
+    def refuse(*_: object) -> Any:
+        raise RuntimeError("compiled")
+
+    compiled: Any = torch.compile(torch.neg, backend=refuse)
+    with private.functions_uncompiled():
+        found = compiled(torch.ones(2))
+    expect(torch.equal(found, -torch.ones(2)), "a compiled function runs as it was before")
+
+
 @contract("uncompiled", "uncompiled_class", "UncompiledModule")
 def _uncompiled() -> None:
     module = nn.Linear(2, 2)
