@@ -33,6 +33,7 @@ from apsched.torch_compat.fsdp import (
     HOOKS_OF_FSDP,
     CastModule,
     GatheredParameter,
+    as_dtensor,
     class_before_fsdp,
     fsdp_policies,
     fsdp_unit_of,
@@ -82,7 +83,7 @@ def resharded(capture: Capture, model: nn.Module) -> Capture:
     Each such unit has a process group of its own; the graphs name the first of them, since FSDP2
     runs all gathers on one stream.
     """
-    named = _by_name(model, _policies(model)[0])
+    named = gathered_by_fsdp2(model)
     wanted = {name: of for name, of in named.items() if of.node_group is not None}
     if not wanted or len(capture.graphs) != 2:
         return capture
@@ -157,18 +158,18 @@ def _by_name(
     }
 
 
+def gathered_by_fsdp2(model: nn.Module) -> dict[str, GatheredParameter]:
+    """Return the parameters that ``fully_shard`` shards by name: all but its ``ignored_params``."""
+    return _by_name(model, _policies(model)[0])
+
+
 def _unit_of_parameters(model: nn.Module) -> dict[str, int]:
-    return {name: of.unit for name, of in _by_name(model, _policies(model)[0]).items()}
-
-
-def sharded_by_fsdp2(model: nn.Module) -> frozenset[str]:
-    """Return the parameters that ``fully_shard`` shards: all but its ``ignored_params``."""
-    return frozenset(_by_name(model, _policies(model)[0]))
+    return {name: of.unit for name, of in gathered_by_fsdp2(model).items()}
 
 
 def kept_by_fsdp2(model: nn.Module) -> tuple[str, ...]:
     """Return the parameters that ``reshard_after_forward`` of ``fully_shard`` keeps."""
-    return tuple(name for name, of in _by_name(model, _policies(model)[0]).items() if of.kept)
+    return tuple(name for name, of in gathered_by_fsdp2(model).items() if of.kept)
 
 
 def _policies(
@@ -180,8 +181,7 @@ def _policies(
         raise InputError(
             "expected fully_shard with parameters on one or two data-parallel dimensions, found"
             f" {error}; leave fully_shard out, and have the model gather its parameters when it"
-            " reads them, under torch.compile with apsched.backend (docs/training-job.md), which"
-            " takes tensor parallelism, too"
+            " reads them, under torch.compile with apsched.backend (docs/training-job.md)"
         ) from None
 
 
@@ -289,7 +289,9 @@ def _gathered(x: Any, of: GatheredParameter) -> torch.Tensor:
     whole = gather_shards(x, shards, of.param_dtype, of.reduce_dtype)
     if dim:
         whole = whole.view(shards.size, *x.shape).movedim(0, dim).flatten(dim, dim + 1)
-    return whole.narrow(dim, 0, of.shape[dim]) if whole.shape[dim] > of.shape[dim] else whole
+    if whole.shape[dim] > of.shape[dim]:
+        whole = whole.narrow(dim, 0, of.shape[dim])
+    return whole if of.placed is None else as_dtensor(whole, of.placed)
 
 
 def _group(group: Any) -> Group:

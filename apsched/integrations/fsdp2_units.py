@@ -7,8 +7,8 @@ from difflib import get_close_matches
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
+from apsched.capture.fsdp2 import gathered_by_fsdp2
 from apsched.errors import InputError
 from apsched.integrations.prefetch_order import Hook, Launch
 from apsched.kinds import CollectiveKind
@@ -129,16 +129,40 @@ def launches_of(
         for a bucket other than the parameters of one unit; the message names the nearest bucket
         that is one.
     """
+    serving = tuple(movable(problem, kind))
+    every = frozenset(serving)
     return tuple(
-        Launch(unit=_unit_of(problem, members, kind, units).name, gap=gap)
+        Launch(unit=_unit_of(problem, members, serving, units).name, gap=gap)
         for members, gap in _launched(problem, schedule)
-        if problem.keys[members[0].key].kind == kind
+        if every.intersection(members)
     )
 
 
 def movable(problem: Problem, kind: CollectiveKind) -> Iterator[Collective]:
-    """Yield the collectives of a kind that serve parameters."""
-    return (c for c in problem.collectives if not c.on_path and problem.keys[c.key].kind == kind)
+    """Yield the collectives of a kind that serve parameters: gathers of shards, and not of
+    activations, such as logits under tensor parallelism.
+    """
+    compute_order = frozenset(problem.compute_order)
+    gathers = kind == CollectiveKind.ALL_GATHER
+    for c in problem.collectives:
+        of_kind = not c.on_path and problem.keys[c.key].kind == kind
+        if of_kind and not (gathers and _is_computed(problem, c.start, compute_order)):
+            yield c
+
+
+def _is_computed(problem: Problem, node: int, compute_order: frozenset[int]) -> bool:
+    """Return whether ``node`` depends on one of ``compute_order``, which a cast of a shard before
+    its gather is not.
+    """
+    seen, stack = {node}, [node]
+    while stack:
+        for before in problem.predecessors[stack.pop()]:
+            if before in compute_order:
+                return True
+            if before not in seen:
+                seen.add(before)
+                stack.append(before)
+    return False
 
 
 def forward_hooks(units: Sequence[Unit], needs: Mapping[str, int]) -> list[Hook]:
@@ -235,9 +259,13 @@ def _launched(problem: Problem, schedule: Schedule) -> Iterator[tuple[tuple[Coll
 def _unit_of(
     problem: Problem,
     members: tuple[Collective, ...],
-    kind: CollectiveKind,
+    serving: Sequence[Collective],
     units: Mapping[str, Unit],
 ) -> Unit:
+    """Return the unit that ``members`` are, of the collectives of their kind ``serving``
+    parameters.
+    """
+    kind = problem.keys[members[0].key].kind
     found: dict[str, Unit] = {}
     for c in members:
         if c.module not in units:
@@ -250,19 +278,13 @@ def _unit_of(
             problem, kind, names, f"its parameters lie in {len(found)} units ({some(list(found))})"
         )
     (unit,) = found.values()
-    left = [
-        c.module
-        for c in movable(problem, kind)
-        if c.module in unit.parameters and c.module not in names
-    ]
+    left = [c.module for c in serving if c.module in unit.parameters and c.module not in names]
     if left:
         raise _inexpressible(problem, kind, names, f"the unit {unit.name} has {some(left)}, too")
     return unit
 
 
-def _inexpressible(
-    problem: Problem, kind: CollectiveKind, names: list[str], why: str
-) -> InputError:
+def _inexpressible(problem: Problem, kind: str, names: list[str], why: str) -> InputError:
     verb = "gather" if kind == CollectiveKind.ALL_GATHER else "reduce"
     return InputError(
         f"{problem.name}: FSDP2 cannot {verb} {some(names)} as one: {why}; nearest is one bucket"
@@ -301,7 +323,10 @@ def check_names(units: Sequence[Unit], problem: Problem) -> None:
     plan by units would leave it out.
     """
     known = {name: unit for unit in units for name in unit.parameters}
-    for kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
+    kinds = [CollectiveKind.ALL_GATHER]
+    if problem.name != "forward":  # which reduces activations alone
+        kinds.append(CollectiveKind.REDUCE_SCATTER)
+    for kind in kinds:
         for one in movable(problem, kind):
             if one.module and one.module not in known:
                 raise InputError(f"{problem.name}: {_unknown(problem, one, known)}")
@@ -311,31 +336,25 @@ def check_same_model(model: nn.Module, forward: Problem) -> None:
     """Raise ``InputError`` where ``forward`` gathers a parameter of ``model`` on another number of
     process ranks, or one of another size: its schedule is of another model or mesh.
     """
-    parameters = {plain_parameter_name(name): p for name, p in model.named_parameters()}
+    parameters = gathered_by_fsdp2(model)
     for one in movable(forward, CollectiveKind.ALL_GATHER):
-        parameter, key = parameters.get(one.module), forward.keys[one.key]
-        if not isinstance(parameter, DTensor):
+        of, key = parameters.get(one.module), forward.keys[one.key]
+        if of is None:
             continue
-        ranks = [
-            parameter.device_mesh.size(dim)
-            for dim, placement in enumerate(parameter.placements)
-            if placement.is_shard()
-        ]
-        if len(ranks) != 1:  # split by tensor parallelism, too
-            continue
-        if key.group_size != ranks[0]:
+        ranks = of.shard_group.size()
+        if key.group_size != ranks:
             raise InputError(
                 f"{one.module}: the schedule gathers it on {key.group_size} process ranks, and this"
-                f" job on {ranks[0]}; solve the step for the mesh of this job"
+                f" job on {ranks}; solve the step for the mesh of this job"
             )
         item = getattr(torch, key.dtype, None)
         if not isinstance(item, torch.dtype):
             continue
-        rows = max(parameter.shape[0] if parameter.ndim else 1, 1)
-        padded = parameter.numel() // rows * (-(-rows // ranks[0]) * ranks[0])
+        rows, whole = max(of.shape[of.dim], 1), of.shape.numel()  # of this rank's part under TP
+        padded = whole // rows * (-(-rows // ranks) * ranks)
         elements = one.size_bytes // item.itemsize
-        if not parameter.numel() <= elements <= padded:
+        if not whole <= elements <= padded:
             raise InputError(
                 f"{one.module}: the schedule gathers {elements} elements of it, and this model has"
-                f" {parameter.numel()}; solve the step of this model"
+                f" {whole}; solve the step of this model"
             )

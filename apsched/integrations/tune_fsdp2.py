@@ -12,7 +12,7 @@ from torch import nn
 
 from apsched.capture.captured import Capture, CapturedGraph
 from apsched.capture.fake_copy import Inputs, inputs_of
-from apsched.capture.fsdp2 import capture_fsdp2, kept_by_fsdp2, sharded_by_fsdp2
+from apsched.capture.fsdp2 import capture_fsdp2, gathered_by_fsdp2, kept_by_fsdp2
 from apsched.compiler.memory_in_use import agreed_memory, with_memory_in_use
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.schedule_captured import priced, progress_of, running_groups
@@ -213,7 +213,7 @@ def tune_fsdp2(
     units = running_units(units_of(model), solved.results[0].problem)
     applied = checked_settings(model, units, solved_graphs(solved.results))
     unread = unread_parameters(units, solved.results[0].problem)
-    sharded = sharded_by_fsdp2(model)
+    sharded = gathered_by_fsdp2(model)
     set_up(model, units, applied)
     return Fsdp2Tuning(
         settings=applied,

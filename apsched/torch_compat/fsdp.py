@@ -96,6 +96,10 @@ class GatheredParameter:
     """``None`` without replicas."""
     kept: bool
     """From forward to backward."""
+    placed: Any
+    """``DTensorSpec`` of the parameter before ``fully_shard``, on the mesh of tensor or expert
+    parallelism; ``None`` for a plain tensor.
+    """
     node_group: Any
     """Of the ranks that share it between forward and backward (``reshard_after_forward=8``);
     ``None`` where it is kept, or sharded over all.
@@ -118,6 +122,31 @@ def class_before_fsdp(module: Any) -> Any:
 
     of = type(module)
     return of.__mro__[getattr(of, "_orig_cls_mro_index", 2)] if issubclass(of, FSDPModule) else of
+
+
+def _placed(parameter: Any) -> Any:
+    """Return the ``DTensorSpec`` of a parameter of FSDP before it is sharded; ``None`` for a plain
+    tensor.
+    """
+    if not parameter.is_dtensor:
+        return None
+    names = ("_unsharded_dtensor_spec", "_tp_spec")  # that of today, and of torch 2.12 and older
+    return next(getattr(parameter, name) for name in names if hasattr(parameter, name))
+
+
+def as_dtensor(local: torch.Tensor, spec: Any) -> torch.Tensor:
+    """Return the DTensor of ``spec`` whose part on this process rank is ``local``."""
+    from torch.distributed.tensor import DTensor
+
+    found: torch.Tensor = DTensor.from_local(
+        local,
+        spec.mesh,
+        spec.placements,
+        run_check=False,
+        shape=spec.tensor_meta.shape,
+        stride=spec.tensor_meta.stride,
+    )
+    return found
 
 
 def fsdp_policies(
@@ -148,9 +177,9 @@ def fsdp_policies(
             # torch keeps the root's parameters by default (_lazy_init)
             kept = later is None or (module is model and state._auto_reshard_after_forward is True)
             for one in group.fsdp_params:
-                if one.is_dtensor:
-                    raise ValueError("a parameter that is a DTensor before it is sharded")
                 whole = one.sharded_param
+                if one.is_dtensor and getattr(info, "is_spmd_mesh", False):
+                    raise ValueError("a parameter on one mesh of all dimensions (dp_mesh_dims)")
                 dtype = policy.param_dtype if whole.dtype.is_floating_point else None
                 gathered = GatheredParameter(
                     unit=id(state),
@@ -162,6 +191,7 @@ def fsdp_policies(
                     shard_group=info.shard_process_group,
                     replicate_group=getattr(info, "replicate_process_group", None),
                     kept=kept,
+                    placed=_placed(one),
                     node_group=None if later in (None, info) else later.shard_process_group,
                 )
                 own = one._module_info

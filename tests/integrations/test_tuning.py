@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from torch.distributed.fsdp import DataParallelMeshDims, FSDPModule, fully_shard
+from torch.distributed.tensor import distribute_module, init_device_mesh
 
 import apsched
 from apsched.capture.fake_world import world
@@ -204,12 +204,10 @@ def test_what_cannot_be_tuned_is_refused():
         with pytest.raises(apsched.InputError, match="'zzzz'; settings are cluster, ") as error:
             apsched.tune_fsdp2(Residual(), (), zzzz=1)
         assert not {*tune_fsdp2._REFUSED} & {*str(error.value).split("; ")[1].split(", ")}
-        model, mesh = Residual(), init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
-        model.output.weight = nn.Parameter(
-            distribute_tensor(torch.zeros(11, 8), mesh["tp"], [Shard(0)])
-        )
-        fully_shard(model, mesh=mesh["dp"])
-        with pytest.raises(apsched.InputError, match="DTensor before it is sharded; leave fully"):
+        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+        model = distribute_module(Residual(), mesh)
+        fully_shard(model, mesh=mesh, dp_mesh_dims=DataParallelMeshDims(shard="dp"))
+        with pytest.raises(apsched.InputError, match=r"one mesh of all dimensions .* leave fully"):
             apsched.tune_fsdp2(model, torch.zeros(1, 2, dtype=torch.long))
         with pytest.raises(apsched.InputError, match="expected a model that runs"):
             apsched.ddp_buckets(Residual(), (torch.zeros(1, 2), torch.zeros(1, 2)))

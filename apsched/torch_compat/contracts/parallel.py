@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from apsched.torch_compat import ddp as ddp
@@ -59,6 +60,24 @@ def _fsdp_policies() -> None:
             len(hooks) == 2 and all(h.__module__.startswith(fsdp.HOOKS_OF_FSDP) for h in hooks),
             "its hooks are identified by their module",
         )
+
+
+@contract("as_dtensor")
+def _as_dtensor() -> None:
+    with group(4, fake=True):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        model = nn.Linear(4, 6)
+        model.weight = nn.Parameter(
+            distribute_tensor(model.weight.detach(), mesh["tp"], [Shard(0)])
+        )
+        fully_shard(model, mesh=mesh["dp"])
+        parameters = fsdp.fsdp_policies(model)[0]
+        of, plain = parameters[id(model), "weight"], parameters[id(model), "bias"]
+        expect(of.shape == torch.Size([3, 4]), "the shape is that on one tensor-parallel rank")
+        expect(plain.placed is None, "a plain tensor has no placements")
+        whole: Any = fsdp.as_dtensor(torch.ones(3, 4, requires_grad=True), of.placed)
+        expect(whole.shape == torch.Size([6, 4]), "a part stands for the whole")
+        expect(whole.placements == (Shard(0),), "placed as before it was sharded")
 
 
 @contract("resharded_to")

@@ -1,0 +1,47 @@
+"""One of four gloo processes that train a model under tensor parallelism and ``fully_shard``, tuned
+by ``tune_fsdp2`` and not; reports as JSON.
+
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
+"""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import apsched
+from tests.helpers.graphs.tensor_parallel import PLANS, built
+from tests.workers.training.tune_layouts_worker import QUICK, tokens_of, trained
+
+
+def tuned(plan: str, tokens: torch.Tensor, **settings: object) -> dict[str, object]:
+    model = built(plan)
+    found = apsched.tune_fsdp2(model, (tokens,), **QUICK, **settings)
+    return {
+        "units": [unit.name for unit in found.settings.units],
+        "times": [found.step_time_us, found.untuned_us],
+        "on the path": [sum(c.on_path for c in r.problem.collectives) for r in found.results],
+        "trained": trained(model, {"tokens": tokens}),
+    }
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=400)
+    )
+    tokens = tokens_of(rank // 2)  # those of one tensor-parallel group have the same
+    report = {
+        plan: {
+            "as it was": trained(built(plan), {"tokens": tokens}),
+            "tuned": tuned(plan, tokens),
+            "kept": tuned(plan, tokens, keep="auto"),
+        }
+        for plan in PLANS
+    }
+    (folder / f"{rank}.json").write_text(json.dumps(report))
+    dist.barrier()
+    dist.destroy_process_group()
