@@ -4,10 +4,13 @@ other tensors, so that a job can be captured in the job itself.
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
+from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -102,7 +105,73 @@ def fake_copy(
         vars(new).update(state)
         return new
 
-    return copy(module)
+    found = copy(module)
+    rebind = _Rebinding(copies)
+    for new in copies.values():
+        vars(new).update({key: rebind(value) for key, value in vars(new).items()})
+    return found
+
+
+class _Rebinding:
+    """Replaces modules by their ``copies`` in the values of attributes: in lists and dicts, in
+    hooks, and in functions that replace ``forward`` and refer to the module that they are of.
+    """
+
+    def __init__(self, copies: Mapping[nn.Module, nn.Module]) -> None:
+        self._copies = copies
+        self._functions: dict[FunctionType, FunctionType] = {}
+
+    def __call__(self, value: Any) -> Any:
+        """Return ``value`` with the copies; the same object where it has none of the modules."""
+        if isinstance(value, nn.Module):
+            return self._copies.get(value, value)
+        if type(value) in (list, tuple):
+            found = [self(one) for one in value]
+            return type(value)(found) if _differ(found, value) else value
+        if type(value) in (dict, OrderedDict):
+            values = [self(one) for one in value.values()]
+            changed = _differ(values, value.values())
+            return type(value)(zip(value, values, strict=True)) if changed else value
+        if isinstance(value, MethodType):
+            parts = value.__func__, value.__self__
+            bound = [self(one) for one in parts]
+            return MethodType(*bound) if _differ(bound, parts) else value
+        if type(value) is partial:
+            stated = value.func, value.args, value.keywords
+            function, args, keywords = found = [self(one) for one in stated]
+            return partial(function, *args, **keywords) if _differ(found, stated) else value
+        if isinstance(value, FunctionType) and value.__closure__:
+            return self._function(value)
+        return value
+
+    def _function(self, function: FunctionType) -> FunctionType:
+        if function not in self._functions:
+            self._functions[function] = function  # one that refers to itself
+            cells = [self._cell(cell) for cell in function.__closure__ or ()]
+            if _differ(cells, function.__closure__ or ()):
+                made = FunctionType(
+                    function.__code__,
+                    function.__globals__,
+                    function.__name__,
+                    function.__defaults__,
+                    tuple(cells),
+                )
+                made.__kwdefaults__ = function.__kwdefaults__
+                vars(made).update(vars(function))
+                self._functions[function] = made
+        return self._functions[function]
+
+    def _cell(self, cell: CellType) -> CellType:
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not set yet
+            return cell
+        found = self(value)
+        return cell if found is value else CellType(found)
+
+
+def _differ(found: Iterable[Any], values: Iterable[Any]) -> bool:
+    return any(one is not other for one, other in zip(found, values, strict=True))
 
 
 def fake_inputs(inputs: tuple[Any, ...], mode: FakeTensorMode) -> tuple[Any, ...]:

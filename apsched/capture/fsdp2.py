@@ -19,9 +19,10 @@ from apsched.capture.fake_copy import Inputs, fake_call, fake_copy, traced
 from apsched.capture.joint import capture_module
 from apsched.capture.keep import keep, keepable
 from apsched.errors import InputError
-from apsched.fx.collectives import collective_kind
+from apsched.fx.collectives import collective_kind, group_name, is_collective
 from apsched.fx.node_shards import NodeGroup
 from apsched.fx.passes.checkpointing import save_regions_of_several_units
+from apsched.fx.passes.parameters import serves_alone
 from apsched.fx.passes.saved_as_eager import save_as_eager
 from apsched.kinds import CollectiveKind
 from apsched.models.collectives import gather_shards, sum_gradient
@@ -70,6 +71,8 @@ def capture_fsdp2(model: nn.Module, inputs: Inputs, *, gathers_again: bool = Fal
         capture = capture_module(copy, given, source=name, kept_parameters=kept, passes=passes)
         if gathers_again:
             _refuse_reads_outside(capture.graphs[-1])
+        if len(capture.graphs) == 2:
+            _refuse_gathers_of_saved(model, capture.graphs[-1])
         return resharded(capture, model)
 
     return traced(trace)
@@ -248,6 +251,30 @@ def _refuse_reads_outside(backward: CapturedGraph) -> None:
                 " keep decides which units stay gathered; found that it is read outside, too: leave"
                 " keep out, or do not call fully_shard on that unit, so that the unit around it has"
                 " its parameters"
+            )
+
+
+def _refuse_gathers_of_saved(model: nn.Module, backward: CapturedGraph) -> None:
+    """Raise ``InputError`` for a collective of ``backward`` on another process group than those of
+    ``fully_shard``, with no compute before it: a schedule may launch it early, and FSDP2 cannot.
+    """
+    own = set[str]()
+    for of in gathered_by_fsdp2(model).values():
+        groups = of.shard_group, of.replicate_group, of.node_group
+        own.update(group.group_name for group in groups if group is not None)
+    early: set[torch.fx.Node] = set()
+    for node in backward.module.graph.nodes:
+        moves_data = node.op == "placeholder" or serves_alone(node)
+        if moves_data and early.issuperset(node.all_input_nodes):
+            early.add(node)
+        if node in early and is_collective(node) and group_name(node) not in own:
+            module = next(iter(node.meta.get("nn_module_stack", {}).values()), ("",))[0]
+            raise InputError(
+                f"backward: expected the collectives of tensor parallelism behind compute, found"
+                f" {node.name} of {module or 'the model'}, which gathers what forward saved; FSDP2"
+                " has no setting for it: choose placements with which backward needs none, or have"
+                " the model gather its parameters when it reads them, under torch.compile with"
+                " apsched.backend (docs/training-job.md)"
             )
 
 

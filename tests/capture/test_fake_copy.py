@@ -4,16 +4,19 @@ user's own, and code that only runs under a compiler.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import apsched
-from apsched.capture.fake_copy import also_as_compiled, called_in_order
+from apsched.capture.fake_copy import also_as_compiled, called_in_order, fake_copy
 from apsched.capture.fake_world import world
 from apsched.capture.function import call_function, capture_own
 from apsched.capture.micro_batches import MicroBatchChoice
@@ -175,3 +178,55 @@ def test_a_function_of_the_command_line_may_name_inputs() -> None:
     module, inputs = call_function(f"{__name__}:named")
     assert isinstance(module, ByName)
     assert list(inputs) == ["x", "scale", "y"]
+
+
+class _Replaced(nn.Module):
+    """Its forward is replaced on the instance, as libraries of kernels and trainers do."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.listed, self.named = [self.inner], {"inner": self.inner}
+        own = self.forward
+
+        def around(x: torch.Tensor) -> torch.Tensor:
+            return own(x) + self.inner.weight.sum()
+
+        def method(module: "_Replaced", x: torch.Tensor) -> torch.Tensor:
+            return module.inner(x)
+
+        replaced: dict[str, Callable[..., torch.Tensor]] = {
+            "closure": around,
+            "method": MethodType(method, self),
+            "partial": partial(method, self),
+            "list": lambda x: self.listed[0](x),
+            "dict": lambda x: self.named["inner"](x),
+        }
+        self.forward = replaced[way]  # type: ignore[method-assign]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("way", ["closure", "method", "partial", "list", "dict"])
+def test_a_replaced_forward_reads_the_copy(way: str) -> None:
+    mode = FakeTensorMode()
+    model = _Replaced(way)
+    before = vars(model).copy()
+    copy = fake_copy(model, mode)
+    with mode:
+        found = copy(torch.zeros(2, 4))
+    found.sum().backward()
+    assert copy.inner.weight.grad is not None
+    assert model.inner.weight.grad is None
+    assert vars(model) == before
+
+
+def test_hooks_that_refer_to_a_module_read_its_copy() -> None:
+    mode = FakeTensorMode()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].register_forward_pre_hook(lambda _, given: (given[0] + model[0].weight.sum(),))
+    copy = fake_copy(model, mode)
+    with mode:
+        copy[1](torch.zeros(2, 4)).sum().backward()
+    assert copy[0].weight.grad is not None

@@ -6,11 +6,18 @@ from collections import Counter
 
 import pytest
 import torch
+import torch.distributed._functional_collectives as funcol
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 from apsched.capture.fake_world import world
-from apsched.capture.fsdp2 import capture_fsdp2
+from apsched.capture.fsdp2 import capture_fsdp2, fake_step
+from apsched.capture.joint import capture_module
+from apsched.errors import InputError
 from apsched.fx.collectives import collective_kind, is_collective
+from apsched.fx.passes.saved_as_eager import save_as_eager
 from tests.helpers.graphs.tensor_parallel import PLANS, built
 from tests.helpers.processes import WORKERS, Job, run_jobs
 
@@ -62,3 +69,46 @@ def test_the_captured_step_has_the_collectives_of_the_one_that_runs(plan):
             if not name.startswith("_")
         }
         assert captured == of_activations
+
+
+class _Sum(torch.autograd.Function):
+    """The input; backward gathers what forward saved, as DTensor does for some placements."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.save_for_backward(x)
+        ctx.group = group
+        return x + 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        whole = funcol.wait_tensor(funcol.all_gather_tensor(x, 0, ctx.group))
+        return gradient * whole[: len(gradient)].tanh(), None
+
+
+class _GathersInBackward(nn.Module):
+    def __init__(self, group):
+        super().__init__()
+        self.first, self.second, self.group = nn.Linear(8, 8), nn.Linear(8, 8), group
+
+    def forward(self, x):
+        return self.second(_Sum.apply(self.first(x), self.group))
+
+
+def test_a_gather_of_saved_activations_stays_in_backward_and_is_refused():
+    """The partitioner moves it to forward, and FSDP2 cannot launch it early."""
+    with world(4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        group = mesh["tp"].get_group()
+        model = fully_shard(_GathersInBackward(group), mesh=mesh["dp"])
+        given = torch.zeros(2, 8)
+        with pytest.raises(InputError, match="which gathers what forward saved"):
+            capture_fsdp2(model, (given,))
+        copy, inputs, _ = fake_step(model, (given,))
+        graphs = capture_module(copy, inputs, source="model", passes=(save_as_eager(),)).graphs
+    counts = [
+        sum(is_collective(n) and n.args[-1] == group.group_name for n in graph.module.graph.nodes)
+        for graph in graphs
+    ]
+    assert counts == [0, 1]

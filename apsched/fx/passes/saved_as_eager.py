@@ -4,6 +4,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from apsched.fx.collectives import is_collective
 from apsched.fx.graph_copies import copied
 from apsched.fx.passes.parameters import is_backward
 from apsched.fx.passes.run_passes import Pass
@@ -16,7 +17,9 @@ def save_as_eager() -> Pass:
 
     The min-cut partitioner recomputes pointwise nodes to save memory, also through several units of
     FSDP2, which are then gathered in another order than in eager torch. Values of parameters alone
-    stay free, and so do views, which hold no memory of their own.
+    stay free, and so do views, which hold no memory of their own. The partitioner saves the results
+    of collectives, also of those that autograd runs on saved values alone, and so places these in
+    forward; here they stay in backward.
     """
 
     def run(module: GraphModule) -> GraphModule:
@@ -30,6 +33,8 @@ def save_as_eager() -> Pass:
                 activations.add(node)
                 if "recompute" not in node.meta and _is_computed(node):
                     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            elif is_backward(node) and is_collective(node):
+                node.meta["partitioner_tag"] = "must_be_in_backward"
         return result
 
     return Pass(name="save_as_eager", run=run)
