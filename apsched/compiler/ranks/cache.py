@@ -121,10 +121,10 @@ class Cache:
         caps; ``None`` where that is gone.
         """
         try:
-            named = (self.directory / f"{problem}{_LATEST}").read_text()
-        except (OSError, UnicodeDecodeError):
+            named = _named_in(self.directory / f"{problem}{_LATEST}")
+        except OSError:
             return None
-        return self.read(named) if _DIGEST.fullmatch(named) else None
+        return self.read(named) if named else None
 
     def note_latest(self, problem: str, digest: str) -> None:
         """Have :meth:`latest` find the answer under ``digest`` for ``problem``."""
@@ -161,7 +161,7 @@ class Cache:
         for path in (*self._unfinished(), *self._names()):
             with contextlib.suppress(OSError):
                 old = time.time() - path.stat().st_mtime > _OLD_S
-                if old and not (path.suffix == _LATEST and self._path(path.read_text()).exists()):
+                if old and not (path.suffix == _LATEST and self._has(_named_in(path))):
                     self._remove(path)
 
     def clear(self) -> tuple[int, int]:
@@ -172,6 +172,9 @@ class Cache:
         for path in (*self._unfinished(), *self._names()):
             self._remove(path)
         return len(gone), sum(entry.size_bytes for entry in gone)
+
+    def _has(self, digest: str) -> bool:
+        return bool(digest) and self._path(digest).exists()
 
     def _path(self, digest: str) -> Path:
         return self.directory / f"{digest}{_SUFFIX}"
@@ -206,6 +209,14 @@ def default_directory() -> Path:
     if stated := os.environ.get(DIRECTORY_VARIABLE):
         return Path(stated)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "apsched"
+
+
+def _named_in(path: Path) -> str:
+    """Return the digest of the answer that the file at ``path`` names; empty where a disk that lost
+    bytes left something else there.
+    """
+    text = path.read_bytes().decode("ascii", errors="replace")
+    return text if _DIGEST.fullmatch(text) else ""
 
 
 def _head(body: bytes) -> bytes:

@@ -85,6 +85,19 @@ def test_leftovers_of_killed_writers_go_when_they_are_old(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [".mine.tmp"]
 
 
+@pytest.mark.parametrize("left", [b"\xff\0\xfe", b"\0" * 64, b"", b"a" * 5000])
+def test_a_damaged_name_of_the_latest_answer_is_no_answer_and_goes(tmp_path, left):
+    """A disk that lost power leaves such bytes; they stop no job that writes an answer later."""
+    cache = Cache(directory=tmp_path)
+    damaged = tmp_path / f"{A}.latest"
+    damaged.write_bytes(left)
+    os.utime(damaged, (0, 0))
+    assert cache.latest(A) is None
+    assert cache.write(B, b"two")
+    assert cache.read(B) == b"two"
+    assert not damaged.exists()
+
+
 def test_the_default_directory(monkeypatch):
     monkeypatch.setenv("APSCHED_CACHE", "here")
     assert default_directory() == Path("here")
