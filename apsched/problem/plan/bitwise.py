@@ -5,7 +5,8 @@ NCCL adds a chunk of the buffer in an order that depends on its place in the buf
 and payload order of a reduce-scatter decide the last bit. ``fully_shard`` on each transformer block
 and on the root makes one parameter group of each block, and one of the remaining parameters; the
 gradients of a group go into one reduce-scatter, in the order in which the group lists its
-parameters. With several replicas the all-reduce that follows has the same members. All-gathers only
+parameters; each backward reduces its own, where gradients of several micro-batches are not added
+first. With several replicas the all-reduce that follows has the same members. All-gathers only
 copy, and stay free.
 
 torch/distributed/fsdp/_fully_shard/_fsdp_init.py: ``_get_managed_modules`` lists modules children
@@ -17,6 +18,7 @@ order (``parameter_order``), else bitwise mode is refused.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 
 from apsched.errors import InputError
@@ -34,10 +36,15 @@ BITWISE_RULE = (
 def fsdp_units(problem: Problem) -> tuple[tuple[int, ...], ...]:
     """Return the reductions of each unit and key, in payload order; ``InputError`` if the graph
     does not have that order.
+
+    Where a parameter has several reductions, of several micro-batches or calls of its module, eager
+    FSDP2 reduces the unit once for each: the first ones of its parameters share a launch, the
+    second ones another.
     """
     _warn_of_replicas_first(problem)
-    units: dict[tuple[str, int], list[int]] = {}
-    for c in _reductions(problem):
+    units: dict[tuple[str, int, int], list[int]] = {}
+    num_before: Counter[tuple[str, int]] = Counter()
+    for c in sorted(_reductions(problem), key=lambda c: problem.collectives[c].start):
         collective = problem.collectives[c]
         name = problem.node_names[collective.start]
         if not collective.module:
@@ -52,9 +59,10 @@ def fsdp_units(problem: Problem) -> tuple[tuple[int, ...], ...]:
                 f" which the graph does not have for {name} (graph files written before version 3"
                 " don't); capture it again"
             )
-        units.setdefault(
-            (block_of(collective.module.rpartition(".")[0]), collective.key), []
-        ).append(c)
+        parameter = (collective.module, collective.key)
+        unit = block_of(collective.module.rpartition(".")[0])
+        units.setdefault((unit, collective.key, num_before[parameter]), []).append(c)
+        num_before[parameter] += 1
     return tuple(tuple(_in_payload_order(problem, members)) for members in units.values())
 
 

@@ -98,24 +98,27 @@ def of_fully_shard(model: nn.Module) -> list[list[str]]:
     return units
 
 
-def gradients(names: list[str]) -> Problem:
-    """Return a backward graph with a reduce-scatter for each parameter: computed from the last to
-    the first, put out in order.
+def gradients(names: list[str], num_micro_batches: int = 1) -> Problem:
+    """Return a backward graph with a reduce-scatter for each parameter and micro-batch: computed
+    from the last to the first, put out in order; of several the results are added.
     """
     hand = ByHand(prices={"reduce_scatter": line(5, 1)})
-    waits = {}
-    for name in reversed(names):
+    waits: dict[str, list[str]] = {name: [] for name in names}
+    for name, k in [(name, k) for k in range(num_micro_batches) for name in reversed(names)]:
+        suffix = name if k == 0 else f"{name}_{k}"
         start = hand.start(
             "reduce_scatter",
-            f"rs_{name}",
-            hand.compute(name, 3, size=2 * KIB),
+            f"rs_{suffix}",
+            hand.compute(suffix, 3, size=2 * KIB),
             2 * KIB,
             KIB,
             module=name,
         )
         hand.collectives[-1]["output_place"] = names.index(name)
-        waits[name] = hand.wait(f"wait_{name}", start)
-    return hand.output(*(waits[name] for name in names))
+        waits[name].append(hand.wait(f"wait_{suffix}", start))
+    if num_micro_batches == 1:
+        return hand.output(*(waits[name][0] for name in names))
+    return hand.output(*(hand.compute(f"sum_{n}", 1, *waits[n], size=KIB) for n in names))
 
 
 def modules(problem: Problem, members: tuple[int, ...]) -> list[str]:
@@ -133,6 +136,24 @@ def test_units_and_payload_order_are_those_of_fully_shard() -> None:
     found = [modules(problem, unit) for unit in fsdp_units(problem)]
     assert sorted(found) == sorted(expected)
     assert expected[0] == ["embedding.weight", "output.weight", "output.bias", "gain"]
+
+
+def test_each_micro_batch_that_reduces_its_own_gradients_has_its_own_units() -> None:
+    """As under eager FSDP2, where each backward reduces a unit: one launch for both would put its
+    gradients at other places of the buffer, and they would round otherwise.
+    """
+    names = ["layers.0.scale", "layers.0.first.weight", "output.weight"]
+    problem = restricted(gradients(names, num_micro_batches=2), Plan(), bitwise=True)
+    answer = solve(problem, Caps(), SolveOptions(time_slack=0.0))
+    assert answer.best is not None
+    starts = [
+        [problem.node_names[problem.collectives[c].start] for c in bucket.members]
+        for bucket in answer.best.schedule.buckets
+    ]
+    assert sorted(starts) == [
+        ["rs_layers.0.first.weight", "rs_layers.0.scale"],
+        ["rs_layers.0.first.weight_1", "rs_layers.0.scale_1"],
+    ]
 
 
 def unit_of(parameter: str) -> str:
