@@ -205,6 +205,12 @@ def _not_copied(backward: Any) -> Any:
     return backward
 
 
+_NEEDS_SYMBOLS = "ignore_fresh_unbacked_symbols"
+"""The method that ``while_loop`` calls on the symbols of its fake mode, also where that has none
+(torch/_higher_order_ops/while_loop.py, while_loop_fake_tensor_mode).
+"""
+
+
 def _traced_in_some_way(trace: Callable[..., None], graphs: dict[str, Any]) -> None:
     """Call ``trace``, which fills ``graphs``; with symbols where sizes depend on data, and with
     constants where the model holds tensors besides its parameters and buffers, such as the block
@@ -212,7 +218,9 @@ def _traced_in_some_way(trace: Callable[..., None], graphs: dict[str, Any]) -> N
     """
     try:
         trace()
-    except (DataDependentOutputException, DynamicOutputShapeException):
+    except (DataDependentOutputException, DynamicOutputShapeException, AttributeError) as error:
+        if isinstance(error, AttributeError) and _NEEDS_SYMBOLS not in str(error):
+            raise
         with _symbols_for_data():
             trace(ignore_shape_env=True)  # sizes of inputs are as they are
     except AssertionError as error:

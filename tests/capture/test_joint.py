@@ -5,6 +5,7 @@ import copy
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -40,6 +41,31 @@ def test_the_graphs_compute_what_the_module_computes() -> None:
     assert torch.equal(loss, expected)
     for parameter, gradient in zip(module.parameters(), gradients, strict=False):
         assert torch.equal(parameter.grad, gradient)  # type: ignore[arg-type]
+
+
+class Looped(nn.Module):
+    """A loop on data, and a layer with gradients behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _, y = while_loop(
+            lambda i, y: i < 3,
+            lambda i, y: (i + 1, torch.tanh(y + 1)),
+            (torch.zeros((), dtype=torch.long), x),
+        )
+        return self.layer(y).square().mean()
+
+
+def test_a_loop_on_data_is_one_node_and_computes_the_same() -> None:
+    torch.manual_seed(0)
+    module, x = Looped(), torch.randn(3, 4)
+    forward, _ = capture_module(module, (x,), source="step").graphs
+    assert "while_loop" in [str(node.target) for node in forward.module.graph.nodes]
+    loss, *_ = forward.module(*module.parameters(), x)
+    assert torch.equal(loss, module(x))
 
 
 def test_inputs_and_parameters_are_known_in_both_graphs() -> None:
