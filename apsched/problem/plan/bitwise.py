@@ -37,9 +37,10 @@ def fsdp_units(problem: Problem) -> tuple[tuple[int, ...], ...]:
     """Return the reductions of each unit and key, in payload order; ``InputError`` if the graph
     does not have that order.
 
-    Where a parameter has several reductions, of several micro-batches or calls of its module, eager
-    FSDP2 reduces the unit once for each: the first ones of its parameters share a launch, the
-    second ones another.
+    Where a parameter has several reductions, those of several micro-batches, eager FSDP2 reduces
+    the unit once for each: the first ones of its parameters share a launch, the second ones
+    another. Of a module that runs several times in one pass eager FSDP2 adds the gradients first,
+    which no launch of these reductions can repeat.
     """
     _warn_of_replicas_first(problem)
     units: dict[tuple[str, int, int], list[int]] = {}
