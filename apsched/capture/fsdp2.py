@@ -271,10 +271,10 @@ def _refuse_gathers_of_saved(model: nn.Module, backward: CapturedGraph) -> None:
             module = next(iter(node.meta.get("nn_module_stack", {}).values()), ("",))[0]
             raise InputError(
                 f"backward: expected the collectives of tensor parallelism behind compute, found"
-                f" {node.name} of {module or 'the model'}, which gathers what forward saved; FSDP2"
-                " has no setting for it: choose placements with which backward needs none, or have"
-                " the model gather its parameters when it reads them, under torch.compile with"
-                " apsched.backend (docs/training-job.md)"
+                f" {node.name} of {module or 'the model'}, which gathers a saved tensor; FSDP2 has"
+                " no setting for it: choose placements with which backward needs none (as with"
+                " sequence parallelism), or have the model gather its parameters when it reads"
+                " them, under torch.compile with apsched.backend (docs/training-job.md)"
             )
 
 

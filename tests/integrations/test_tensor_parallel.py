@@ -72,7 +72,7 @@ def test_the_captured_step_has_the_collectives_of_the_one_that_runs(plan):
 
 
 class _Sum(torch.autograd.Function):
-    """The input; backward gathers what forward saved, as DTensor does for some placements."""
+    """The input; backward gathers a saved tensor, as DTensor does for some placements."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -103,7 +103,7 @@ def test_a_gather_of_saved_activations_stays_in_backward_and_is_refused():
         group = mesh["tp"].get_group()
         model = fully_shard(_GathersInBackward(group), mesh=mesh["dp"])
         given = torch.zeros(2, 8)
-        with pytest.raises(InputError, match="which gathers what forward saved"):
+        with pytest.raises(InputError, match="which gathers a saved tensor"):
             capture_fsdp2(model, (given,))
         copy, inputs, _ = fake_step(model, (given,))
         graphs = capture_module(copy, inputs, source="model", passes=(save_as_eager(),)).graphs
