@@ -72,7 +72,7 @@ def capture_fsdp2(model: nn.Module, inputs: Inputs, *, gathers_again: bool = Fal
         if gathers_again:
             _refuse_reads_outside(capture.graphs[-1])
         if len(capture.graphs) == 2:
-            _refuse_gathers_of_saved(model, capture.graphs[-1])
+            _refuse_gathers_of_inputs(model, capture.graphs[-1])
         return resharded(capture, model)
 
     return traced(trace)
@@ -254,7 +254,7 @@ def _refuse_reads_outside(backward: CapturedGraph) -> None:
             )
 
 
-def _refuse_gathers_of_saved(model: nn.Module, backward: CapturedGraph) -> None:
+def _refuse_gathers_of_inputs(model: nn.Module, backward: CapturedGraph) -> None:
     """Raise ``InputError`` for a collective of ``backward`` on another process group than those of
     ``fully_shard``, with no compute before it: a schedule may launch it early, and FSDP2 cannot.
     """
@@ -270,11 +270,12 @@ def _refuse_gathers_of_saved(model: nn.Module, backward: CapturedGraph) -> None:
         if node in early and is_collective(node) and group_name(node) not in own:
             module = next(iter(node.meta.get("nn_module_stack", {}).values()), ("",))[0]
             raise InputError(
-                f"backward: expected the collectives of tensor parallelism behind compute, found"
-                f" {node.name} of {module or 'the model'}, which gathers a saved tensor; FSDP2 has"
-                " no setting for it: choose placements with which backward needs none (as with"
-                " sequence parallelism), or have the model gather its parameters when it reads"
-                " them, under torch.compile with apsched.backend (docs/training-job.md)"
+                "backward: expected the collectives of tensor parallelism behind compute, found"
+                f" {node.name} of {module or 'the model'}, which gathers a tensor that forward"
+                " saved, or the gradient of a result in parts; FSDP2 has no setting for it: choose"
+                " placements with which backward needs none (as with sequence parallelism), or"
+                " have the model gather its parameters when it reads them, under torch.compile"
+                " with apsched.backend (docs/training-job.md)"
             )
 
 

@@ -323,10 +323,7 @@ def check_names(units: Sequence[Unit], problem: Problem) -> None:
     plan by units would leave it out.
     """
     known = {name: unit for unit in units for name in unit.parameters}
-    kinds = [CollectiveKind.ALL_GATHER]
-    if problem.name != "forward":  # which reduces activations alone
-        kinds.append(CollectiveKind.REDUCE_SCATTER)
-    for kind in kinds:
+    for kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
         for one in movable(problem, kind):
             if one.module and one.module not in known:
                 raise InputError(f"{problem.name}: {_unknown(problem, one, known)}")

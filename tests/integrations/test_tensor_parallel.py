@@ -10,8 +10,11 @@ import torch.distributed._functional_collectives as funcol
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+import apsched
 from apsched.capture.fake_world import world
 from apsched.capture.fsdp2 import capture_fsdp2, fake_step
 from apsched.capture.joint import capture_module
@@ -71,6 +74,17 @@ def test_the_captured_step_has_the_collectives_of_the_one_that_runs(plan):
         assert captured == of_activations
 
 
+def test_a_result_in_parts_is_refused():
+    """Backward begins with a gather of its gradient."""
+    with world(4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False))
+        plan = {"0": ColwiseParallel(), "1": RowwiseParallel(output_layouts=Shard(0))}
+        fully_shard(parallelize_module(model, mesh["tp"], plan), mesh=mesh["dp"])
+        with pytest.raises(InputError, match="or the gradient of a result in parts"):
+            apsched.tune_fsdp2(model, torch.zeros(4, 8), budget=0.0, memory_cap="none")
+
+
 class _Sum(torch.autograd.Function):
     """The input; backward gathers a saved tensor, as DTensor does for some placements."""
 
@@ -103,7 +117,7 @@ def test_a_gather_of_saved_activations_stays_in_backward_and_is_refused():
         group = mesh["tp"].get_group()
         model = fully_shard(_GathersInBackward(group), mesh=mesh["dp"])
         given = torch.zeros(2, 8)
-        with pytest.raises(InputError, match="which gathers a saved tensor"):
+        with pytest.raises(InputError, match="which gathers a tensor that forward saved"):
             capture_fsdp2(model, (given,))
         copy, inputs, _ = fake_step(model, (given,))
         graphs = capture_module(copy, inputs, source="model", passes=(save_as_eager(),)).graphs
