@@ -119,47 +119,53 @@ class _Rebinding:
 
     def __init__(self, copies: Mapping[nn.Module, nn.Module]) -> None:
         self._copies = copies
-        self._functions: dict[FunctionType, FunctionType] = {}
+        self._known: dict[int, Any] = {}
+        """Identity of a value -> the value with the copies; itself while that is made."""
 
     def __call__(self, value: Any) -> Any:
         """Return ``value`` with the copies; the same object where it has none of the modules."""
         if isinstance(value, nn.Module):
             return self._copies.get(value, value)
-        if type(value) in (list, tuple):
-            found = [self(one) for one in value]
-            return type(value)(found) if _differ(found, value) else value
-        if type(value) in (dict, OrderedDict):
-            values = [self(one) for one in value.values()]
-            changed = _differ(values, value.values())
-            return type(value)(zip(value, values, strict=True)) if changed else value
-        if isinstance(value, MethodType):
-            parts = value.__func__, value.__self__
-            bound = [self(one) for one in parts]
-            return MethodType(*bound) if _differ(bound, parts) else value
-        if type(value) is partial:
-            stated = value.func, value.args, value.keywords
-            function, args, keywords = found = [self(one) for one in stated]
-            return partial(function, *args, **keywords) if _differ(found, stated) else value
-        if isinstance(value, FunctionType) and value.__closure__:
-            return self._function(value)
-        return value
+        if type(value) not in _REBOUND:
+            return value
+        if id(value) not in self._known:
+            self._known[id(value)] = value
+            self._known[id(value)] = _REBOUND[type(value)](self, value)
+        return self._known[id(value)]
 
-    def _function(self, function: FunctionType) -> FunctionType:
-        if function not in self._functions:
-            self._functions[function] = function  # one that refers to itself
-            cells = [self._cell(cell) for cell in function.__closure__ or ()]
-            if _differ(cells, function.__closure__ or ()):
-                made = FunctionType(
-                    function.__code__,
-                    function.__globals__,
-                    function.__name__,
-                    function.__defaults__,
-                    tuple(cells),
-                )
-                made.__kwdefaults__ = function.__kwdefaults__
-                vars(made).update(vars(function))
-                self._functions[function] = made
-        return self._functions[function]
+    def sequence(self, value: Any) -> Any:
+        """Return a list or a tuple with the copies."""
+        found = [self(one) for one in value]
+        return type(value)(found) if _differ(found, value) else value
+
+    def mapping(self, value: Any) -> Any:
+        """Return a dict with the copies."""
+        found = [self(one) for one in value.values()]
+        changed = _differ(found, value.values())
+        return type(value)(zip(value, found, strict=True)) if changed else value
+
+    def method(self, value: MethodType) -> MethodType:
+        """Return a bound method of the copy."""
+        parts = value.__func__, value.__self__
+        found = [self(one) for one in parts]
+        return MethodType(*found) if _differ(found, parts) else value
+
+    def partial(self, value: "partial[Any]") -> "partial[Any]":
+        """Return a partial with the copies."""
+        parts = value.func, value.args, value.keywords
+        function, args, keywords = found = [self(one) for one in parts]
+        return partial(function, *args, **keywords) if _differ(found, parts) else value
+
+    def function(self, value: FunctionType) -> FunctionType:
+        """Return a function whose closure has the copies."""
+        cells = [self._cell(cell) for cell in value.__closure__ or ()]
+        if not _differ(cells, value.__closure__ or ()):
+            return value
+        of = value.__code__, value.__globals__, value.__name__, value.__defaults__
+        made = FunctionType(*of, tuple(cells))
+        made.__kwdefaults__ = value.__kwdefaults__
+        vars(made).update(vars(value))
+        return made
 
     def _cell(self, cell: CellType) -> CellType:
         try:
@@ -168,6 +174,17 @@ class _Rebinding:
             return cell
         found = self(value)
         return cell if found is value else CellType(found)
+
+
+_REBOUND: Mapping[type, Callable[[_Rebinding, Any], Any]] = {
+    list: _Rebinding.sequence,
+    tuple: _Rebinding.sequence,
+    dict: _Rebinding.mapping,
+    OrderedDict: _Rebinding.mapping,
+    MethodType: _Rebinding.method,
+    partial: _Rebinding.partial,
+    FunctionType: _Rebinding.function,
+}
 
 
 def _differ(found: Iterable[Any], values: Iterable[Any]) -> bool:

@@ -187,6 +187,7 @@ class _Replaced(nn.Module):
         super().__init__()
         self.inner = nn.Linear(4, 4)
         self.listed, self.named = [self.inner], {"inner": self.inner}
+        self.listed.append(self.listed)
         own = self.forward
 
         def around(x: torch.Tensor) -> torch.Tensor:
@@ -219,6 +220,7 @@ def test_a_replaced_forward_reads_the_copy(way: str) -> None:
     found.sum().backward()
     assert copy.inner.weight.grad is not None
     assert model.inner.weight.grad is None
+    assert copy.listed[0] is copy.inner
     assert vars(model) == before
 
 
