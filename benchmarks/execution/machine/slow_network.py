@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -90,13 +91,18 @@ class SlowNetwork:
     def popen(
         self, rank: int, command: Sequence[str], *, log: IO[str], environment: dict[str, str]
     ) -> subprocess.Popen[bytes]:
-        """Start ``command`` as process rank ``rank``, its gloo on the slow link."""
-        return subprocess.Popen(
+        """Start ``command`` as process rank ``rank``, its gloo on the slow link. It is in its
+        namespace at the return: a removal finds it there.
+        """
+        process = subprocess.Popen(
             ["ip", "netns", "exec", self.namespaces[rank], *command],
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment | {"GLOO_SOCKET_IFNAME": "eth0"},
         )
+        while process.poll() is None and process.pid not in _inside(self.namespaces[rank]):
+            time.sleep(0.001)
+        return process
 
     def set_rate(self, rank: int, megabits_per_s: float) -> None:
         """Change the rate of one rank's link, both ways. Packets that wait in its queue are lost,
@@ -207,14 +213,19 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
+def _inside(name: str) -> list[int]:
+    """Return the processes in the namespace ``name``."""
+    found = subprocess.run(
+        ["ip", "netns", "pids", name], capture_output=True, text=True, check=False
+    )
+    return [int(process) for process in found.stdout.split()]
+
+
 def _remove(names: Sequence[str]) -> None:
     for name in names:
-        inside = subprocess.run(
-            ["ip", "netns", "pids", name], capture_output=True, text=True, check=False
-        ).stdout.split()
-        for process in inside:
+        for process in _inside(name):
             with suppress(ProcessLookupError):  # it has just ended
-                os.kill(int(process), signal.SIGKILL)
+                os.kill(process, signal.SIGKILL)
         subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 

@@ -159,6 +159,21 @@ def test_a_full_queue_gets_through_after_a_change_of_the_rate(tmp_path):
         assert receiver.wait(120) == 0, (tmp_path / "log").read_text()
 
 
+def test_a_process_is_in_its_namespace_once_it_is_started():
+    """A removal right behind its start finds it, also on a busy machine."""
+    with SlowNetwork(2, 100) as network:
+        with open(os.devnull, "w") as log:
+            started = network.popen(0, ["sleep", "600"], log=log, environment=dict(os.environ))
+        inside = subprocess.run(
+            ["ip", "netns", "pids", network.namespaces[0]],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+    assert str(started.pid) in inside
+    assert started.wait(60) == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("how", ["raise", "SIGINT", "SIGTERM", "SIGKILL"])
 def test_it_is_gone_with_its_processes_however_its_maker_ends(how):
     code = f"""
