@@ -37,14 +37,17 @@ def resharded_to(module: Any) -> bool | int:
 
 def group_names_of_units(model: Any) -> tuple[str, ...]:
     """Return the names of the process groups in which the units of ``model`` gather and reduce
-    their parameters, by first appearance (FSDPParamGroup, ``mesh_info``).
+    their parameters, by first appearance (FSDPParamGroup, ``mesh_info``), then of those on whose
+    mesh parameters are placed (tensor parallelism).
     """
     from torch.distributed.fsdp import FSDPModule
 
     units = (module for module in model.modules() if isinstance(module, FSDPModule))
-    infos = [group.mesh_info for unit in units for group in _groups_of(unit._get_fsdp_state())]
+    found = [group for unit in units for group in _groups_of(unit._get_fsdp_state())]
     kinds = ("shard_process_group", "replicate_process_group")
-    groups = (getattr(info, kind, None) for info in infos for kind in kinds)
+    groups = [getattr(one.mesh_info, kind, None) for one in found for kind in kinds]
+    specs = (_placed(parameter) for one in found for parameter in one.fsdp_params)
+    groups += [group for spec in specs if spec is not None for group in spec.mesh.get_all_groups()]
     return tuple({group.group_name: None for group in groups if group is not None})
 
 

@@ -47,6 +47,12 @@ def test_a_tuned_model_computes_what_it_did(job, plan):
         assert min(case["tuned"]["on the path"]) > 0
 
 
+@pytest.mark.ranks
+def test_process_ranks_of_a_tensor_parallel_group_agree(job):
+    """Where one has another choice, no process rank is tuned."""
+    assert [report["other on one"] for report in job] == [True] * 4
+
+
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_captured_step_has_the_collectives_of_the_one_that_runs(plan):
     """Those of activations; FSDP2 launches the others as units, with operators of c10d."""

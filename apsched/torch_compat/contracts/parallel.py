@@ -102,6 +102,12 @@ def _group_names_of_units() -> None:
         names = {axis: mesh[axis].get_group().group_name for axis in ("replicate", "shard")}
         expect(set(fsdp.group_names_of_units(both)) == {*names.values()}, "those of HSDP")
         expect(fsdp.group_names_of_units(one) == (names["shard"],), "the group of the shards")
+        placed = nn.Linear(4, 4, bias=False)
+        weight = distribute_tensor(placed.weight.detach(), mesh["replicate"], [Shard(0)])
+        placed.weight = nn.Parameter(weight)
+        fully_shard(placed, mesh=mesh["shard"])
+        found = fsdp.group_names_of_units(placed)
+        expect(found == (names["shard"], names["replicate"]), "that of tensor parallelism, too")
 
 
 @contract("runs_in_ddp")

@@ -27,6 +27,16 @@ def tuned(plan: str, tokens: torch.Tensor, **settings: object) -> dict[str, obje
     }
 
 
+def other_on_one(rank: int, tokens: torch.Tensor) -> bool:
+    """Return whether the model stays as it is where process rank 1, which shares a tensor-parallel
+    group with rank 0 alone, has another choice.
+    """
+    keep = "all" if rank == 1 else "none"
+    model = built(PLANS[0])
+    found = apsched.tune_fsdp2(model, (tokens,), keep=keep, **QUICK, on_error="fallback")
+    return found.settings is None
+
+
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
@@ -34,7 +44,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=400)
     )
     tokens = tokens_of(rank // 2)  # those of one tensor-parallel group have the same
-    report = {
+    report: dict[str, object] = {
         plan: {
             "as it was": trained(built(plan), {"tokens": tokens}),
             "tuned": tuned(plan, tokens),
@@ -42,6 +52,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         }
         for plan in PLANS
     }
+    report["other on one"] = other_on_one(rank, tokens)
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
