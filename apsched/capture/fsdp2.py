@@ -13,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._pytree import tree_map
 
 from apsched.capture.captured import Capture, CapturedGraph
 from apsched.capture.fake_copy import Inputs, fake_call, fake_copy, traced
@@ -38,6 +39,7 @@ from apsched.torch_compat.fsdp import (
     class_before_fsdp,
     fsdp_policies,
     fsdp_unit_of,
+    local_part,
 )
 from apsched.torch_compat.graphs import gradient_of
 
@@ -145,6 +147,7 @@ def fake_step(
     for original, new in copies.items():
         if id(original) in casts:
             _cast(new, casts[id(original)])
+    copy.register_forward_hook(lambda _, args, found: tree_map(local_part, found))
     kept = tuple(name for name, of in _by_name(model, parameters).items() if of.kept)
     return copy, fake_call(copy, inputs, mode), kept
 

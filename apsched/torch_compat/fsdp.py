@@ -152,6 +152,16 @@ def as_dtensor(local: torch.Tensor, spec: Any) -> torch.Tensor:
     return found
 
 
+def local_part(value: Any) -> Any:
+    """Return the part of a DTensor on this process rank, and any other value as it is. A tracer
+    takes the mesh of a DTensor that a model returns for an output of the graph, and may find it
+    among the inputs of backward.
+    """
+    from torch.distributed.tensor import DTensor
+
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
 def fsdp_policies(
     model: Any,
 ) -> tuple[dict[tuple[int, str], GatheredParameter], dict[int, CastModule]]:

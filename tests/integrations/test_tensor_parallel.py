@@ -10,7 +10,7 @@ import torch.distributed._functional_collectives as funcol
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -78,6 +78,28 @@ def test_the_captured_step_has_the_collectives_of_the_one_that_runs(plan):
             if not name.startswith("_")
         }
         assert captured == of_activations
+
+
+class _TwoInARow(nn.Module):
+    """Returns a DTensor, whose mesh torch's caches know from a model before."""
+
+    def __init__(self, width, mesh):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 8))
+        whole = RowwiseParallel(output_layouts=Replicate(), use_local_output=False)
+        parallelize_module(self.inner, mesh, {"0": ColwiseParallel(), "2": whole})
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def test_a_result_may_be_a_dtensor_also_of_the_second_model():
+    with world(4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        for width in (16, 32):
+            model = fully_shard(_TwoInARow(width, mesh["tp"]), mesh=mesh["dp"])
+            found = apsched.tune_fsdp2(model, torch.zeros(4, 8), budget=0.0, memory_cap="none")
+            assert found.step_time_us > 0
 
 
 def test_a_result_in_parts_is_refused():

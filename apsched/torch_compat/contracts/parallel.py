@@ -62,7 +62,7 @@ def _fsdp_policies() -> None:
         )
 
 
-@contract("as_dtensor")
+@contract("as_dtensor", "local_part")
 def _as_dtensor() -> None:
     with group(4, fake=True):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -78,6 +78,7 @@ def _as_dtensor() -> None:
         whole: Any = fsdp.as_dtensor(torch.ones(3, 4, requires_grad=True), of.placed)
         expect(whole.shape == torch.Size([6, 4]), "a part stands for the whole")
         expect(whole.placements == (Shard(0),), "placed as before it was sharded")
+        expect(fsdp.local_part(whole).shape == torch.Size([3, 4]), "the part of this rank")
 
 
 @contract("resharded_to")
