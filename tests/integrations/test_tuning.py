@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import DataParallelMeshDims, FSDPModule, fully_shard
+from torch.distributed import fsdp
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import distribute_module, init_device_mesh
 
 import apsched
@@ -193,6 +194,16 @@ def test_a_step_that_takes_longer_to_fit_the_cap_is_said_to():
     assert str(tight).endswith(f"({-100 * tight.gain:.1f} % more, to fit the memory cap)")
 
 
+@pytest.mark.skipif(not hasattr(fsdp, "DataParallelMeshDims"), reason="new in torch 2.12")
+def test_a_mesh_of_all_dimensions_is_refused():
+    with world(2):
+        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+        model = distribute_module(Residual(), mesh)
+        fully_shard(model, mesh=mesh, dp_mesh_dims=fsdp.DataParallelMeshDims(shard="dp"))
+        with pytest.raises(apsched.InputError, match=r"one mesh of all dimensions .* leave fully"):
+            apsched.tune_fsdp2(model, torch.zeros(1, 2, dtype=torch.long))
+
+
 def test_what_cannot_be_tuned_is_refused():
     with world(2):
         with pytest.raises(apsched.InputError, match="on which fully_shard was called"):
@@ -204,11 +215,6 @@ def test_what_cannot_be_tuned_is_refused():
         with pytest.raises(apsched.InputError, match="'zzzz'; settings are cluster, ") as error:
             apsched.tune_fsdp2(Residual(), (), zzzz=1)
         assert not {*tune_fsdp2._REFUSED} & {*str(error.value).split("; ")[1].split(", ")}
-        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
-        model = distribute_module(Residual(), mesh)
-        fully_shard(model, mesh=mesh, dp_mesh_dims=DataParallelMeshDims(shard="dp"))
-        with pytest.raises(apsched.InputError, match=r"one mesh of all dimensions .* leave fully"):
-            apsched.tune_fsdp2(model, torch.zeros(1, 2, dtype=torch.long))
         with pytest.raises(apsched.InputError, match="expected a model that runs"):
             apsched.ddp_buckets(Residual(), (torch.zeros(1, 2), torch.zeros(1, 2)))
         with pytest.raises(apsched.InputError, match="found 'memory_cap'"):
