@@ -119,8 +119,10 @@ class _Rebinding:
 
     def __init__(self, copies: Mapping[nn.Module, nn.Module]) -> None:
         self._copies = copies
-        self._known: dict[int, Any] = {}
-        """Identity of a value -> the value with the copies; itself while that is made."""
+        self._known: dict[int, tuple[Any, Any]] = {}
+        """Identity of a value -> the value, so that no other takes it, and the value with the
+        copies; itself while that is made.
+        """
 
     def __call__(self, value: Any) -> Any:
         """Return ``value`` with the copies; the same object where it has none of the modules."""
@@ -129,9 +131,9 @@ class _Rebinding:
         if type(value) not in _REBOUND:
             return value
         if id(value) not in self._known:
-            self._known[id(value)] = value
-            self._known[id(value)] = _REBOUND[type(value)](self, value)
-        return self._known[id(value)]
+            self._known[id(value)] = value, value
+            self._known[id(value)] = value, _REBOUND[type(value)](self, value)
+        return self._known[id(value)][1]
 
     def sequence(self, value: Any) -> Any:
         """Return a list or a tuple with the copies."""

@@ -25,6 +25,7 @@ from apsched.fx.node_shards import NodeGroup
 from apsched.fx.passes.checkpointing import save_regions_of_several_units
 from apsched.fx.passes.parameters import serves_alone
 from apsched.fx.passes.saved_as_eager import save_as_eager
+from apsched.graph.export.provenance import innermost_module
 from apsched.kinds import CollectiveKind
 from apsched.models.collectives import gather_shards, sum_gradient
 from apsched.models.mesh import ALONE, Group
@@ -271,14 +272,13 @@ def _refuse_gathers_of_inputs(model: nn.Module, backward: CapturedGraph) -> None
         if moves_data and early.issuperset(node.all_input_nodes):
             early.add(node)
         if node in early and is_collective(node) and group_name(node) not in own:
-            module = next(iter(node.meta.get("nn_module_stack", {}).values()), ("",))[0]
             raise InputError(
                 "backward: expected the collectives of tensor parallelism behind compute, found"
-                f" {node.name} of {module or 'the model'}, which gathers a tensor that forward"
-                " saved, or the gradient of a result in parts; FSDP2 has no setting for it: choose"
-                " placements with which backward needs none (as with sequence parallelism), or"
-                " have the model gather its parameters when it reads them, under torch.compile"
-                " with apsched.backend (docs/training-job.md)"
+                f" {node.name} of {innermost_module(node) or 'the model'}, which gathers a tensor"
+                " that forward saved, or the gradient of a result in parts; FSDP2 has no setting"
+                " for it: choose placements with which backward needs none (as with sequence"
+                " parallelism), or have the model gather its parameters when it reads them, under"
+                " torch.compile with apsched.backend (docs/training-job.md)"
             )
 
 

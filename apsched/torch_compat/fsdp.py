@@ -133,7 +133,7 @@ def _placed(parameter: Any) -> Any:
     """
     if not parameter.is_dtensor:
         return None
-    names = ("_unsharded_dtensor_spec", "_tp_spec")  # that of today, and of torch 2.12 and older
+    names = ("_unsharded_dtensor_spec", "_tp_spec")  # that of today, and of torch 2.11
     return next(getattr(parameter, name) for name in names if hasattr(parameter, name))
 
 

@@ -85,6 +85,7 @@ def test_a_joint_pass_of_the_user_may_tag_nodes_before(jobs) -> None:
         for choice in ("none", "all", "auto"):
             assert found["aot_eager"][choice]["num_unequal"] == 0, choice
             assert found["inductor"][choice]["largest_distance"] < 1e-6, choice
+            assert min(found[form][choice]["tagged"] for form in found) > 0, choice
         for form in ("aot_eager", "inductor"):
             again = found[form]["none"]["gathers"]["backward"]
             assert len(again) > 2

@@ -26,13 +26,13 @@ from torchtitan.models.llama3 import parallelize_llama
 
 import apsched
 from tests.helpers.graphs.eager_fsdp2 import digest, shards_of
+from tests.workers.training.tune_layouts_worker import QUICK
 
 NUM_LAYERS, NUM_STEPS, BATCH_SIZE, SEQ_LEN, VOCABULARY = 2, 3, 2, 32, 2048
 BACKEND = "partial_dtensor"
 """The default of torchtitan 0.3 does not run with torch 2.13."""
 CASES = {"plain": None, "selective checkpointing": SelectiveAC.Config()}
 """Name -> configuration of activation checkpointing."""
-QUICK = {"budget": 0.0, "memory_cap": "none", "deadline_s": 200.0}
 
 
 def built(checkpointing: object) -> nn.Module:

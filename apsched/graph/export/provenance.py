@@ -25,7 +25,7 @@ def module_names(
     """Return for each node the name of its module; for FSDP collectives and their waits the name of
     the parameter they serve.
     """
-    names = [_innermost_module(node) for node in nodes]
+    names = [innermost_module(node) for node in nodes]
     for rank, node in enumerate(nodes):
         if kinds[rank] is NodeKind.INPUT:
             names[rank] = captured.parameter_names.get(node.name, names[rank])
@@ -97,7 +97,7 @@ def _noted_parameter(node: torch.fx.Node) -> str:
     return str(custom.get(PARAMETER_KEY, "")) if isinstance(custom, Mapping) else ""
 
 
-def _innermost_module(node: torch.fx.Node) -> str:
+def innermost_module(node: torch.fx.Node) -> str:
     """Return the name of the innermost module around ``node``, as the tracer recorded it."""
     custom = node.meta.get("custom")
     if isinstance(custom, Mapping) and isinstance(name := custom.get("module_fqn"), str):

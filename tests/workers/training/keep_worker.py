@@ -134,10 +134,15 @@ def failed_on_one() -> dict[str, object]:
     return found
 
 
+TAGGED: list[str] = []
+"""The graphs that :func:`tagged` got."""
+
+
 def tagged(joint: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
     """Tag nodes as the joint passes for activation checkpointing that AutoParallel sets do: results
     of products are saved, gathers and the rest of forward are repeated in backward.
     """
+    TAGGED.append(type(joint).__name__)
     for node in joint.graph.nodes:
         if node.op == "call_function" and not is_backward(node):
             saved = node.target is torch.ops.aten.addmm.default
@@ -160,9 +165,11 @@ def behind_a_joint_pass() -> dict[str, object]:
             found[form] = {}
             for label in ("none", "all", "auto"):
                 backend = apsched.backend(keep=label, inductor=form == "inductor", **QUICK)
+                before = len(TAGGED)
                 record = train(module, inputs, backend)
                 found[form][label] = compare(expected, record) | {
-                    "gathers": gathers(backend.results)
+                    "gathers": gathers(backend.results),
+                    "tagged": len(TAGGED) - before,
                 }
     return found
 
