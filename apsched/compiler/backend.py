@@ -15,7 +15,7 @@ from apsched.capture.micro_batches import REDUCE_EACH, check_reduce, sum_passes
 from apsched.compiler.code_cache import with_agreed_code
 from apsched.compiler.inductor_partition import KeepPartition
 from apsched.compiler.inductor_pass import InductorPass, ParameterPass
-from apsched.compiler.inductor_settings import OFF, switched_on
+from apsched.compiler.inductor_settings import IN_ORDER, OFF, switched_on
 from apsched.compiler.keep import (
     Pair,
     chosen_parameters,
@@ -173,7 +173,8 @@ class Backend:
                 self.settings, names.of_inputs, self.results
             ),
         }
-        patches = {name: OFF[name] for name in switched_on()} | {
+        off = {name: OFF[name] for name in switched_on()}
+        patches = {**off, **IN_ORDER} | {
             name: with_custom_pass(inductor_setting(name), own) for name, own in hooks.items()
         }
         if self.keep is None:

@@ -22,6 +22,11 @@ OFF: dict[str, Any] = {
 one before the schedule is made, the others after that.
 """
 
+IN_ORDER: dict[str, Any] = {"reorder_for_peak_memory": False}
+"""Inductor sorts kernels by its own estimate of memory otherwise; the predicted peak is that of the
+order of the graph. This undoes no schedule, so that the pass accepts it.
+"""
+
 
 def switched_on() -> dict[str, Any]:
     """Return which of these settings have an effect now, with their values."""

@@ -7,11 +7,15 @@ events stay between them:
 1. an event comes behind the one before it, and behind the compute of the segment before it;
 2. the compute of a segment comes behind the event before it, and behind the later waits of a
    coalesced launch, which are part of its wait.
+3. the copy-in of a bucket comes behind the event before it, and behind the compute before it in its
+   segment; casts of the members are a part of it.
 
 One rule alone does not hold the order: without the second, launches and compute float up to the
 place where their inputs exist; without the first, they sink to the place where their results are
-needed. Within a segment Inductor sorts as it likes: nothing is launched or waited for there, so the
-step time does not change.
+needed. Inductor writes a bucket with a copy of its own for each member, and allocates the buffer
+for the first: without the third rule, copies float up to the place where their members exist, and
+the buffer is alive long before the launch. Elsewhere in a segment Inductor sorts as it likes:
+nothing is launched or waited for there, so the step time does not change.
 
 Pointwise nodes and the reductions at their ends become one kernel
 (:mod:`apsched.costs.compute.fusion`), and must not be torn apart. If events stand between the nodes
@@ -33,6 +37,7 @@ from apsched.capture.captured import CapturedGraph
 from apsched.costs.compute.fusion import fused_kernels
 from apsched.fx.collectives import is_wait_tensor
 from apsched.fx.control_deps import without_control_deps
+from apsched.fx.tensors import is_cast
 from apsched.graph.export.analysis import Analysis, analyse, edges_of
 from apsched.kinds import NodeKind
 from apsched.torch_compat.graphs import add_control_deps, empty_graph_like
@@ -149,20 +154,28 @@ def _control_dependencies(
     for place in range(0, max(segments, default=0) + 1, 2):
         inside = segments.get(place, [])
         (following,) = segments.get(place + 1, [None])
-        if event is not None:
-            waits = [rank for rank in inside if is_wait_tensor(nodes[rank])]
-            compute = {rank for rank in inside if rank not in waits}
-            for rank in inside:
-                behind = waits if rank in compute and waits else [event]
-                held = [before for before in behind if before not in producers[rank]]
-                if held and producers[rank].isdisjoint(compute):
-                    yield nodes[rank], [nodes[before] for before in held]
-        if following is None:
-            return
-        taken = set().union(*(producers[rank] for rank in (*inside, following)))
+        ends = [*inside] if following is None else [*inside, following]
+        taken = set().union(*(producers[rank] for rank in ends))
         last = [
             rank for rank in inside if rank not in taken and nodes[rank].meta.get("val") is not None
         ]
+        waits = [rank for rank in inside if is_wait_tensor(nodes[rank])]
+        compute = {rank for rank in inside if rank not in waits}
+        for rank in inside:
+            behind = [event] if event is not None else []
+            if rank in compute and waits:
+                behind = waits
+            if _fills_bucket(nodes[rank]):
+                before_it = {*last, *_copied(rank, analysis, producers)} & compute
+                held = sorted({*behind, *(before for before in before_it if before < rank)})
+            elif producers[rank].isdisjoint(compute):
+                held = [before for before in behind if before not in producers[rank]]
+            else:
+                continue
+            if held:
+                yield nodes[rank], [nodes[before] for before in held]
+        if following is None:
+            return
         if event is not None:
             last.append(event)
         if (
@@ -172,6 +185,23 @@ def _control_dependencies(
         if last:
             yield nodes[following], [nodes[rank] for rank in last]
         event = following
+
+
+def _fills_bucket(node: Node) -> bool:
+    """Say whether write-back made the node to allocate the buffer of a bucket, or to fill it."""
+    return node.meta.get("apsched", {}).get("role") in ("buffer", "copy_in")
+
+
+def _copied(rank: int, analysis: Analysis, producers: Sequence[set[int]]) -> set[int]:
+    """Return the nodes whose values a copy-in reads; casts are a part of the copy."""
+    found, waiting = set(), list(producers[rank])
+    while waiting:
+        taken = waiting.pop()
+        if is_cast(analysis.nodes[taken]):
+            waiting += producers[taken]
+        elif not _fills_bucket(analysis.nodes[taken]):
+            found.add(taken)
+    return found
 
 
 def _producers(analysis: Analysis) -> list[set[int]]:

@@ -266,7 +266,9 @@ def _peak(
     """Run one graph for real and return its peak, inputs included, earlier memory excluded."""
     told = live_bytes_of(dag)
     before = _reset(device)
-    boxed = [_real(node.meta["val"], device) for node in module.graph.find_nodes(op="placeholder")]
+    boxed = [
+        real_tensor(node.meta["val"], device) for node in module.graph.find_nodes(op="placeholder")
+    ]
     most = 0
     scratch: dict[str, int] = {}
 
@@ -311,7 +313,7 @@ def _reset(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device)
 
 
-def _real(value: Any, device: torch.device) -> Any:
+def real_tensor(value: Any, device: torch.device) -> Any:
     """Return a tensor of the shape, strides and dtype of ``value``; tokens are 0, which every
     vocabulary has.
     """

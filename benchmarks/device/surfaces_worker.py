@@ -46,6 +46,9 @@ bfloat16.
 """
 SOLVE: dict[str, Any] = {"budget": 1.0, "deadline_s": 200.0}
 _MIB = 2**20
+_OTHER_BYTES = 3 * 2**30
+_CONTEXT_BYTES = 2 * 2**30
+"""More than context, communicators and cache of one more process."""
 
 Record = list[torch.Tensor]
 Losses = Callable[[], torch.Tensor]
@@ -232,6 +235,28 @@ class Surfaces:
         backend = apsched.backend(**{**SOLVE, **settings})
         found, peak = self._job.as_one_step(backend)
         return compare(expected, found) | _of_backend(self._job, backend, peak)
+
+    def other_memory(self) -> dict[str, Any]:
+        """A model outside of the graph, on each process rank: the account of the device has it,
+        and those of the other process ranks on the device, as other memory. This surface is the
+        first, since the least memory that a job ever held counts.
+        """
+        other = torch.empty(_OTHER_BYTES, dtype=torch.uint8, device=self._device)
+        backend = apsched.backend(**SOLVE)
+        row = compare(self._expected("aot_eager"), self._job.compiled(backend)[0])
+        account = backend.results[0].account
+        if account is None:
+            raise AssertionError("the result has no account of the device")
+        lines = {line.what: line.size_bytes for line in account.lines}
+        found = account.beside.other_bytes
+        on_device = dist.get_world_size() / max(torch.cuda.device_count(), 1)
+        held_bytes = other.nbytes * on_device if self._device.type == "cuda" else 0
+        if not held_bytes <= found <= held_bytes + on_device * _CONTEXT_BYTES:
+            row["largest_distance"] = 1.0
+        account_mib = {what: round(size / _MIB) for what, size in lines.items()}
+        return row | {
+            "note": f"{account_mib}, held beside: {held_bytes / _MIB:.0f}",
+        }
 
     def repeated(self) -> dict[str, Any]:
         """Torch's own backend twice: how far bits repeat here without apsched."""

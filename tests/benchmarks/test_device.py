@@ -15,7 +15,7 @@ from apsched.costs.clusters.cluster import load_cluster
 from apsched.models.build import build
 from apsched.models.preset_capture import capture_built
 from benchmarks.device import measure as device
-from benchmarks.device import surfaces
+from benchmarks.device import reserve, surfaces
 from benchmarks.device.conditions import Conditions
 from benchmarks.device.measure import NO_GPU, main, markdown
 from benchmarks.device.network import Network, on_network
@@ -209,3 +209,38 @@ def test_without_a_gpu_it_says_so_and_estimates_nothing(monkeypatch, capsys):
     assert capsys.readouterr().out.strip() == NO_GPU
     assert main(["--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"skipped": NO_GPU}
+
+
+def test_a_step_of_each_schedule_runs_for_the_reserve():
+    with world(8):
+        built = build("llama3-debug", mesh=device.MeshSpec.parse("fsdp=8"), seq_len=32)
+        capture = capture_built(built)
+        schedules = reserve.schedules(capture, budget=0.05)
+        assert set(schedules) == {"as_captured", "fastest", "least memory"}
+        for pair in schedules.values():
+            step = reserve.GraphStep(capture, pair, torch.device("cpu"))
+            step()
+            assert len(step.parameters) == len(step.optimizer.state) == 21
+            assert all(parameter.grad is None for parameter in step.parameters)
+
+
+def test_the_least_limit_is_found_between_peak_and_reserved_bytes(monkeypatch):
+    """An allocator that needs 7 % more than the tensors."""
+    monkeypatch.setattr(reserve, "unlimited", lambda step, device: (1_000_000, 1_200_000))
+    monkeypatch.setattr(
+        reserve, "runs_within", lambda step, limit_bytes, device: limit_bytes >= 1_070_000
+    )
+    row = reserve.measured("a step", "default", lambda: None, torch.device("cpu"))
+    assert row.peak_bytes == 1_000_000
+    assert 1_070_000 <= row.least_bytes <= 1_072_500
+    assert 0.065 < row.share < 0.068
+    monkeypatch.setattr(reserve, "runs_within", lambda step, limit_bytes, device: True)
+    row = reserve.measured("a step", "default", lambda: None, torch.device("cpu"))
+    assert (row.least_bytes, row.share) == (1_000_000, 0.0)
+
+
+def test_without_a_gpu_there_is_no_reserve(capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert reserve.main([]) == 0
+    assert capsys.readouterr().out.strip() == NO_GPU

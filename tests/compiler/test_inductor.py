@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._inductor import config
+from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -253,6 +254,19 @@ def test_one_process_rank_names_what_is_off(monkeypatch, caplog, rank, times):
         patches = backend._patches(ParameterNames())
     assert patches["bucket_all_gathers_fx"] == OFF["bucket_all_gathers_fx"]
     assert caplog.text.count("bucket_all_gathers_fx is off") == times
+
+
+def test_inductor_sorts_nothing_by_its_own_estimate_of_memory(mesh, codes, monkeypatch):
+    original, orders = GraphLowering.codegen, []
+
+    def recorded(graph):
+        orders.append(config.reorder_for_peak_memory)
+        return original(graph)
+
+    monkeypatch.setattr(GraphLowering, "codegen", recorded)
+    backend = apsched.backend(inductor=True, **QUICK)
+    step_of(shard(layers(), mesh), backend, torch.ones(4, WIDTH))()
+    assert orders == [False, False]
 
 
 @pytest.mark.parametrize("name", OFF)

@@ -2,6 +2,7 @@
 kernels stay whole.
 """
 
+import re
 import shutil
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.fake_world import world
+from apsched.compiler.inductor_settings import IN_ORDER
 from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
@@ -40,6 +42,7 @@ from tests.helpers.graphs.inductor_code import (
     generated_code,
     segments_of,
 )
+from tests.helpers.graphs.inductor_memory import peak_of_code
 from tests.helpers.graphs.toy_graphs import (
     CoalescedCosts,
     c10d,
@@ -136,6 +139,55 @@ def test_moved_compute_stays_where_the_solver_put_it(
     assert segments_of(calls_of(code)) == segments_of(calls_of_graph(module))
     assert freed_in_flight(code)[1] == []
     assert calls_of(code).count("kernel") <= num_priced_kernels(problem)
+
+
+def test_the_buffer_of_a_bucket_is_allocated_behind_the_compute_before_its_copy_in(group):
+    """Inductor writes each member with a kernel of its own, which may be the one that makes it."""
+
+    def step(x0, x1, x2, y, w0, w1):
+        started = []
+        for x, w in ((x0, w0), (x1, w1), (x2, None)):
+            gradient = (x * y).sum(0).to(torch.bfloat16)
+            started.append(c10d.reduce_scatter_tensor(gradient, "sum", WORLD_SIZE, group))
+            y = y if w is None else torch.tanh(y @ w)
+        return [c10d.wait_tensor(one) for one in started]
+
+    shapes = ((16, 64), (16, 128), (16, 256), (16, 64), (64, 128), (128, 256))
+    traced = make_fx(step, tracing_mode="fake")(*map(torch.ones, shapes))
+    captured = CapturedGraph(
+        name="backward", module=decomposed(traced), kept_inputs=frozenset(), parameter_names={}
+    )
+    ranks = {group: tuple(range(WORLD_SIZE))}
+    costs = ClusterCostModel(load_cluster("h100"), ranks)
+    problem = build_problem(export_graph(captured, costs, group_ranks=ranks))
+    best = solve(problem, Caps(), SolveOptions(budget=0.1)).best
+    assert best.num_launches == 1
+    lines = generated_code(
+        hold_order(write_back(captured.module, problem, best.schedule))
+    ).splitlines()
+    (launch,) = (k for k, line in enumerate(lines) if "reduce_scatter_tensor.default(" in line)
+    payload = re.search(r"default\((\w+),", lines[launch])[1]
+    (allocated,) = (k for k, line in enumerate(lines) if f" {payload} = empty_strided" in line)
+    assert max(k for k, line in enumerate(lines) if "extern_kernels.mm" in line) < allocated
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+@pytest.mark.parametrize(
+    ("preset", "mesh", "bucket_cap_bytes"),
+    [("llama3-small", "fsdp=4", None), ("llama3-debug", "fsdp=2,tp=2", 30_000)],
+)
+def test_the_code_takes_the_memory_that_was_predicted(
+    running_world, preset, mesh, bucket_cap_bytes, direction
+):
+    capture = capture_built(build(preset, mesh=MeshSpec.parse(mesh), seq_len=64, num_layers=3))
+    captured = capture.graphs[direction]
+    captured = replace(captured, module=decomposed(captured.module))
+    costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
+    problem = build_problem(export_graph(captured, costs, group_ranks=capture.group_ranks))
+    best = solve(problem, Caps(bucket_cap_bytes=bucket_cap_bytes), SolveOptions(budget=0.5)).best
+    held = hold_order(write_back(captured.module, problem, best.schedule))
+    peak = peak_of_code(held, captured.kept_inputs, **IN_ORDER)
+    assert 0.9 < peak / best.peak_memory_bytes < 1.1
 
 
 def num_priced_kernels(problem: Problem) -> int:
