@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from apsched.cli.arguments import add_json, add_option, add_verb
+from apsched.errors import InputError
 from apsched.quantities import show_bytes
 
 
@@ -36,11 +37,16 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     )
     where = str(cache.directory)
     if args.what == "clear":
-        num_answers, size_bytes = cache.clear()
+        num_answers, size_bytes, num_left = cache.clear()
         if args.json:
             print_json(stdout, directory=where, removed=num_answers, bytes=size_bytes)
         else:
             print(f"{where}: removed {num_answers} answers, {show_bytes(size_bytes)}", file=stdout)
+        if num_left:
+            raise InputError(
+                f"{where}: expected answers that can be removed, found {num_left} that cannot be;"
+                " make the directory writable, or state another one with --cache"
+            )
         return
     entries, distrusted = cache.entries(), cache.distrusted()
     if args.json:

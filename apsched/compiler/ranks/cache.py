@@ -164,14 +164,16 @@ class Cache:
                 if old and not (path.suffix == _LATEST and self._has(_named_in(path))):
                     self._remove(path)
 
-    def clear(self) -> tuple[int, int]:
+    def clear(self) -> tuple[int, int, int]:
         """Remove all answers and the files that killed writers left; return the number of removed
-        answers and the number of their bytes.
+        answers, the number of their bytes, and the number of answers that could not be removed.
         """
-        gone = [entry for entry in self.entries() if self._remove(self._path(entry.digest))]
+        found = self.entries()
+        gone = [entry for entry in found if self._remove(self._path(entry.digest))]
         for path in (*self._unfinished(), *self._names()):
             self._remove(path)
-        return len(gone), sum(entry.size_bytes for entry in gone)
+        num_left = sum(self._has(entry.digest) for entry in found)
+        return len(gone), sum(entry.size_bytes for entry in gone), num_left
 
     def _has(self, digest: str) -> bool:
         return bool(digest) and self._path(digest).exists()

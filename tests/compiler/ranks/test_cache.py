@@ -2,6 +2,7 @@
 who writes.
 """
 
+import errno
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from apsched.cli.main import main
 from apsched.compiler.ranks.cache import Cache, default_directory
 from tests.helpers.processes import WORKERS
 
@@ -196,3 +198,15 @@ def test_the_command_lists_and_clears(tmp_path):
     assert [line.split()[0] for line in shown[2:]] == [A[:16], B[:16]]
     assert json.loads(command("clear", *where, "--json"))["removed"] == 2
     assert command("list", *where).strip().endswith("0 answers, 0 B")
+
+
+def test_clearing_a_cache_that_cannot_be_written_fails(tmp_path, monkeypatch, capsys):
+    def read_only(path, missing_ok=False):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    Cache(directory=tmp_path).write(A, bytes(2000))
+    monkeypatch.setattr("pathlib.Path.unlink", read_only)
+    assert main(["cache", "clear", "--cache", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert "removed 0 answers" in out
+    assert "expected answers that can be removed, found 1 that cannot be" in err
