@@ -27,7 +27,7 @@ COMMUNICATOR_BYTES = 296 * 2**20
 assumption.
 """
 _STATED = ("optimizer", "reserve", "more_communicators")
-_BYTES_OF_DTYPE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+BYTES_OF_DTYPE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,7 @@ def _parameters(dag: nx.DiGraph, dags: Sequence[nx.DiGraph]) -> Mapping[str, tup
     inputs = [
         record
         for record in _records(dag)
-        if record.kind is NodeKind.INPUT and record.dtype in _BYTES_OF_DTYPE
+        if record.kind is NodeKind.INPUT and record.dtype in BYTES_OF_DTYPE
     ]
     kept = [record for record in inputs if _kept_bytes(dag, record)]
     if names or not _has_backward(dags):
@@ -216,7 +216,7 @@ def _parameters(dag: nx.DiGraph, dags: Sequence[nx.DiGraph]) -> Mapping[str, tup
     else:
         taken = [record for record in kept if record.module] or kept
     return {
-        record.module or record.name: (_kept_bytes(dag, record), _BYTES_OF_DTYPE[record.dtype])
+        record.module or record.name: (_kept_bytes(dag, record), BYTES_OF_DTYPE[record.dtype])
         for record in taken
     }
 

@@ -12,7 +12,7 @@ Memory follows the order, not the clock: live bytes at a step are those of all s
 before it whose last use is at or after it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -78,53 +78,87 @@ class Timeline:
         return len(self.transfers)
 
 
+class Replay:
+    """Runs the steps of a schedule, in order, on a clock that others may drive, too. ``streams``
+    has the stream of the clock for each stream of the problem; by default they are the same.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        schedule: Schedule,
+        clock: Clock,
+        streams: Sequence[int] | None = None,
+    ) -> None:
+        self.clock = clock
+        self.launched_by, self.waited_by = _launches(problem, schedule)
+        self.launches: list[tuple[tuple[int, ...], int, int, bool, int, int]] = []
+        """Of each launch: members, stream, bytes, whether it is coalesced, step, and transfer of
+        the clock.
+        """
+        self.wait_step: dict[int, int] = {}
+        """Transfer of the clock -> step that waits for it."""
+        self._problem, self._schedule = problem, schedule
+        self._streams = range(len(problem.streams)) if streams is None else streams
+        self._transfer_of: dict[tuple[int, ...], int] = {}
+        self._extra = extra_ticks(cuts_made(problem, schedule))
+
+    def run(self, k: int) -> None:
+        """Run step ``k``."""
+        problem, step = self._problem, self._schedule.steps[k]
+        if (members := self.launched_by.get(k)) is not None:
+            self.clock.run(_launch_ticks(problem, step, members))
+            self._launch(k, members)
+        elif k in self.waited_by:
+            index = self.transfer_of(k)
+            self.wait_step[index] = k
+            self.clock.wait(index)
+        else:
+            longer = self._extra.get(step.index, 0) if step.kind is StepKind.NODE else 0
+            self.clock.run(_work_ticks(problem, self._schedule, step) + longer)
+
+    def transfer_of(self, k: int) -> int:
+        """Return the transfer of the clock that step ``k`` waits for."""
+        return self._transfer_of[self.waited_by[k]]
+
+    def _launch(self, k: int, members: tuple[int, ...]) -> None:
+        step = self._schedule.steps[k]
+        size = sum(self._problem.collectives[c].size_bytes for c in members)
+        coalesced = step.kind is StepKind.START and self._schedule.buckets[step.index].coalesced
+        key = self._problem.keys[self._problem.collectives[members[0]].key]
+        for_members = len(members) * (key.coalesced_member_ticks or 0) if coalesced else 0
+        index = self.clock.launch(
+            self._streams[key.stream], key.price(size) + for_members, key.price(0) + for_members
+        )
+        self._transfer_of[members] = index
+        self.launches.append((members, key.stream, size, coalesced, k, index))
+
+
 def simulate(problem: Problem, schedule: Schedule) -> Timeline:
     """Return the timeline of ``schedule``, which must be complete and ordered (see ``verify``)."""
-    launched_by, waited_by = _launches(problem, schedule)
+    clock = clock_of(problem)
+    replay = Replay(problem, schedule, clock)
     begin: list[int] = []
     end: list[int] = []
-    clock = clock_of(problem)
-    transfers: list[tuple[tuple[int, ...], int, int, bool, int]] = []
-    transfer_of: dict[tuple[int, ...], int] = {}
-    wait_step: dict[int, int] = {}
-    extra = extra_ticks(cuts_made(problem, schedule))
-    for k, step in enumerate(schedule.steps):
+    for k in range(len(schedule.steps)):
         begin.append(clock.now)
-        if (members := launched_by.get(k)) is not None:
-            clock.run(_launch_ticks(problem, step, members))
-            size = sum(problem.collectives[c].size_bytes for c in members)
-            coalesced = step.kind is StepKind.START and schedule.buckets[step.index].coalesced
-            key = problem.keys[problem.collectives[members[0]].key]
-            for_members = len(members) * (key.coalesced_member_ticks or 0) if coalesced else 0
-            transfer_of[members] = clock.launch(
-                key.stream, key.price(size) + for_members, key.price(0) + for_members
-            )
-            transfers.append((members, key.stream, size, coalesced, k))
-        elif (members := waited_by.get(k)) is not None:
-            index = transfer_of[members]
-            wait_step[index] = k
-            clock.wait(index)
-        else:
-            longer = extra.get(step.index, 0) if step.kind is StepKind.NODE else 0
-            clock.run(_work_ticks(problem, schedule, step) + longer)
+        replay.run(k)
         end.append(clock.now)
     t = clock.now
-    stalled = sum(end[k] - begin[k] for k in waited_by)
+    stalled = sum(end[k] - begin[k] for k in replay.waited_by)
     step_time = clock.finish()
     done = tuple(
         Transfer(
-            members=m,
-            stream=s,
-            size_bytes=b,
-            coalesced=f,
+            members=members,
+            stream=stream,
+            size_bytes=size,
+            coalesced=coalesced,
             start_step=k,
-            wait_step=wait_step[i],
-            begin_ticks=begins,
-            end_ticks=ends,
+            wait_step=replay.wait_step[index],
+            begin_ticks=clock.begins[index],
+            end_ticks=clock.ends[index],
         )
-        for i, ((m, s, b, f, k), begins, ends) in enumerate(
-            zip(transfers, clock.begins, clock.ends, strict=True)
-        )
+        for members, stream, size, coalesced, k, index in replay.launches
     )
     return Timeline(
         begin_ticks=tuple(begin),

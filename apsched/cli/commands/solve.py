@@ -122,6 +122,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     options = stated_options(vars(args) | _choice_by_default(keep, solved))
     report = report_json(args.source, source.cluster, results, options)
     _add_step(report, files, again, solved, along)
+    report |= _optimizer_entry(solved, results)
     report |= {"reduce": asdict(reduction)} if reduction is not None else {}
     replaced = replaced_run(target, args.source, report["options"], is_stated=args.out is not None)
     files["result.json"] = (json.dumps(report, indent=1) + "\n").encode()
@@ -234,6 +235,25 @@ def _add_step(
     files[KEPT_FILE] = kept_file(answer.best.kept)
 
 
+def _optimizer_entry(solved: "SolvedGraphs", results: "Sequence[Result]") -> dict[str, Any]:
+    """Return the times of the step with its optimizer for the report, if they are known."""
+    from dataclasses import asdict
+
+    from apsched.whole_step.optimizer_ends import optimizer_ends
+
+    ends = optimizer_ends(results, _bound_us(solved, results))
+    return {} if ends is None else {"with_optimizer": asdict(ends)}
+
+
+def _bound_us(solved: "SolvedGraphs", results: "Sequence[Result]") -> float:
+    """Return the bound on the step, over the choices of kept parameters if it has them."""
+    from apsched.units import ticks_to_us
+
+    if solved.answer is None:
+        return sum(result.bound_us for result in results)
+    return ticks_to_us(solved.answer.bound.ticks)
+
+
 def _choice_by_default(keep: "KeepRequest", solved: "SolvedGraphs") -> dict[str, Any]:
     """Return the option that states the choice of kept parameters that was made by default."""
     return {"keep": keep.mode} if keep.is_default and solved.answer is not None else {}
@@ -245,7 +265,6 @@ def _first_lines(
     """Return the summary of the step, with its bound and its choice where it has one."""
     from apsched.report.answer.first import first_lines
     from apsched.report.answer.whole_step import choice_of_less_memory
-    from apsched.units import ticks_to_us
     from apsched.whole_step.search import StepAnswer
 
     answer = solved.answer
@@ -254,7 +273,7 @@ def _first_lines(
     return first_lines(
         results,
         rate,
-        bound_us=ticks_to_us(answer.bound.ticks),
+        bound_us=_bound_us(solved, results),
         suggestion=choice_of_less_memory(answer) if isinstance(answer, StepAnswer) else "",
         keeps=bool(answer.best.kept),
         bound_of="" if solved.step is not None else " with this choice",

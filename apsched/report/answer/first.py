@@ -9,6 +9,7 @@ from apsched.pipeline.result import Result
 from apsched.quantities import show_bytes, show_us
 from apsched.schedule.result import AS_CAPTURED, Score
 from apsched.units import ticks_to_us
+from apsched.whole_step.optimizer_ends import optimizer_ends
 
 _WIDTH = 78
 _LARGE_LAUNCH_BYTES = 4 * 2**30
@@ -48,7 +49,7 @@ def first_lines(
         f"proven: no schedule{bound_of} takes less than {show_us(bound_us)}"
         f" (gap {100 * gap:.2f} %)",
         _against_baseline(results, step_us),
-        *(whole_step_lines(results, rate, step_us) if _is_step(results) else []),
+        *(whole_step_lines(results, rate, step_us, bound_us) if _is_step(results) else []),
         _memory_line(results),
         *_next_lines(results, gap, suggestion, keeps=keeps),
     ]
@@ -109,14 +110,28 @@ def _is_step(results: Sequence[Result]) -> bool:
     return len(results) > 1 or results[0].problem.name == JOINT
 
 
-def whole_step_lines(results: Sequence[Result], rate: StepRate | None, step_us: float) -> list[str]:
-    """Return the time of a step with its optimizer, if that is known, and its rate."""
+def whole_step_lines(
+    results: Sequence[Result],
+    rate: StepRate | None,
+    step_us: float,
+    bound_us: float | None = None,
+) -> list[str]:
+    """Return the time of a step with its optimizer, if that is known, and its rate. ``bound_us`` is
+    the bound on the step, where it is forward and backward: the lines then say how much an
+    optimizer that updates each parameter by itself saves, if that is worth a line.
+    """
     accounts = [result.account for result in results if result.account is not None]
     optimizer_us = max((account.optimizer_us for account in accounts), default=0.0)
     whole_us, lines = step_us + optimizer_us, []
     if optimizer_us:
         name = accounts[0].optimizer
         lines.append(f"with the optimizer ({name}, {show_us(optimizer_us)}): {show_us(whole_us)}")
+        ends = None if bound_us is None else optimizer_ends(results, bound_us)
+        if ends is not None and ends.saved >= _SMALLEST_GAIN:
+            lines.append(
+                f"updated as soon as gradients are reduced: {show_us(ends.beside_us)}, bound"
+                f" {show_us(ends.bound_us)}"
+            )
     if rate is not None:
         lines.append(_rate_line(rate, whole_us))
     return lines
