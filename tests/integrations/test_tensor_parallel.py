@@ -48,36 +48,56 @@ def test_a_tuned_model_computes_what_it_did(job, plan):
 
 
 @pytest.mark.ranks
+def test_replicas_of_a_tensor_parallel_model_compute_what_they_did(tmp_path):
+    """Three dimensions: replicas, shards, and tensor parallelism."""
+    asked = Job(folder=tmp_path / "eight", world_size=8)
+    script = WORKERS / "training/tune_tensor_parallel_worker.py"
+    (found,) = run_jobs(script, [asked], timeout_s=600)
+    for report in found:
+        assert report["tuned"]["trained"] == report["as it was"]
+        assert report["tuned"]["settings"] == found[0]["tuned"]["settings"]
+        assert len({*report["as it was"]}) == 4, "each step changes the loss"
+        predicted, untuned = report["tuned"]["times"]
+        assert 0 < predicted < untuned
+
+
+@pytest.mark.ranks
 def test_process_ranks_of_a_tensor_parallel_group_agree(job):
     """Where one has another choice, no process rank is tuned."""
     assert [report["other on one"] for report in job] == [True] * 4
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_the_captured_step_has_the_collectives_of_the_one_that_runs(plan):
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_captured_step_has_the_collectives_of_the_one_that_runs(plan, replicas):
     """Those of activations; FSDP2 launches the others as units, with operators of c10d."""
     tokens = torch.zeros(4, 8, dtype=torch.long)
-    with world(4):
-        model = built(plan)
-        shards = gathered_by_fsdp2(model)["norm.weight"].shard_group.group_name
+    with world(4 * replicas, rank=4 * replicas - 1):
+        model = built(plan, replicas)
+        of = gathered_by_fsdp2(model)["norm.weight"]
         graphs = capture_fsdp2(model, (tokens,)).graphs
         with CommDebugMode() as forward:
             loss = model(tokens).float().square().mean()
         with CommDebugMode() as backward:
             loss.backward()
+        num_parameters = len(list(model.parameters()))
+    own = {of.shard_group.group_name}
+    if of.replicate_group is not None:
+        assert (of.shard_group.size(), of.replicate_group.size()) == (2, replicas)
+        own.add(of.replicate_group.group_name)
     for graph, ran in zip(graphs, (forward, backward), strict=True):
-        captured = Counter(
-            str(collective_kind(node))
-            for node in graph.module.graph.nodes
-            if is_collective(node) and node.args[-1] != shards
-        )
+        nodes = [node for node in graph.module.graph.nodes if is_collective(node)]
+        captured = Counter(str(collective_kind(n)) for n in nodes if n.args[-1] not in own)
         counts = {op.__name__: n for op, n in ran.get_comm_counts().items()}
         of_activations = {
             name.removesuffix("_into_tensor").removesuffix("_tensor"): n
             for name, n in counts.items()
-            if not name.startswith("_")
+            if not name.startswith("_") and not name.endswith("_")
         }
         assert captured == of_activations
+        of_units = Counter(str(collective_kind(n)) for n in nodes if n.args[-1] in own)
+        assert of_units["all_reduce"] == (num_parameters * (replicas - 1) if ran is backward else 0)
+        assert counts.get("allreduce_", 0) == (3 * (replicas - 1) if ran is backward else 0)
 
 
 class _TwoInARow(nn.Module):

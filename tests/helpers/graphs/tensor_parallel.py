@@ -67,12 +67,14 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
-def built(plan: str) -> nn.Module:
-    """Return the model on a mesh of half of the process ranks, and two for tensor parallelism;
-    with ``sequences in parts`` the activations between layers are sharded by tokens.
+def built(plan: str, replicas: int = 1) -> nn.Module:
+    """Return the model on a mesh of half of the process ranks, in ``replicas``, and two for tensor
+    parallelism; with ``sequences in parts`` the activations between layers are sharded by tokens.
     """
     size = torch.distributed.get_world_size()
-    mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp", "tp"))
+    names = ("replicate", "shard", "tp")
+    mesh = init_device_mesh("cpu", (replicas, size // 2 // replicas, 2), mesh_dim_names=names)
+    data = mesh["replicate", "shard"] if replicas > 1 else mesh["shard"]
     torch.manual_seed(0)
     model = Model()
     in_parts = plan == "sequences in parts"
@@ -82,8 +84,8 @@ def built(plan: str) -> nn.Module:
         parallelize_module(model, mesh["tp"], _of_ends())
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh["dp"], mp_policy=policy)
-    return fully_shard(model, mesh=mesh["dp"], mp_policy=policy)
+        fully_shard(block, mesh=data, mp_policy=policy)
+    return fully_shard(model, mesh=data, mp_policy=policy)
 
 
 def _of_block(*, in_parts: bool) -> dict[str, ParallelStyle]:

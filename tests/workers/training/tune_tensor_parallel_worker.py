@@ -1,5 +1,5 @@
 """One of four gloo processes that train a model under tensor parallelism and ``fully_shard``, tuned
-by ``tune_fsdp2`` and not; reports as JSON.
+by ``tune_fsdp2`` and not; of eight with two replicas, too. Reports as JSON.
 
 usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 """
@@ -16,10 +16,13 @@ from tests.helpers.graphs.tensor_parallel import PLANS, built
 from tests.workers.training.tune_layouts_worker import QUICK, tokens_of, trained
 
 
-def tuned(plan: str, tokens: torch.Tensor, **settings: object) -> dict[str, object]:
-    model = built(plan)
+def tuned(
+    plan: str, tokens: torch.Tensor, replicas: int = 1, **settings: object
+) -> dict[str, object]:
+    model = built(plan, replicas)
     found = apsched.tune_fsdp2(model, (tokens,), **QUICK, **settings)
     return {
+        "settings": str(found.settings),
         "units": [unit.name for unit in found.settings.units],
         "times": [found.step_time_us, found.untuned_us],
         "on the path": [sum(c.on_path for c in r.problem.collectives) for r in found.results],
@@ -37,13 +40,14 @@ def other_on_one(rank: int, tokens: torch.Tensor) -> bool:
     return found.settings is None
 
 
-def main(rank: int, world_size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=400)
-    )
-    tokens = tokens_of(rank // 2)  # those of one tensor-parallel group have the same
+def replicated(tokens: torch.Tensor) -> dict[str, object]:
+    return {
+        "as it was": trained(built(PLANS[1], replicas=2), {"tokens": tokens}),
+        "tuned": tuned(PLANS[1], tokens, replicas=2, keep="auto"),
+    }
+
+
+def in_one_replica(rank: int, tokens: torch.Tensor) -> dict[str, object]:
     report: dict[str, object] = {
         plan: {
             "as it was": trained(built(plan), {"tokens": tokens}),
@@ -52,7 +56,17 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         }
         for plan in PLANS
     }
-    report["other on one"] = other_on_one(rank, tokens)
+    return report | {"other on one": other_on_one(rank, tokens)}
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=400)
+    )
+    tokens = tokens_of(rank // 2)  # those of one tensor-parallel group have the same
+    report = replicated(tokens) if world_size == 8 else in_one_replica(rank, tokens)
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
