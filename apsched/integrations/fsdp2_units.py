@@ -75,7 +75,7 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
     parameters: dict[int, list[str]] = {unit: [] for unit in modules}
     trained: set[int] = set()
     others: set[int] = set()
-    for name, parameter in model.named_parameters():
+    for name, parameter in _parameters_of(model):
         unit = owner[next(path for path in _paths(name) if path in owner)]
         parameters[unit].append(plain_parameter_name(name))
         trained |= {unit} if parameter.requires_grad else set()
@@ -93,6 +93,21 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
         )
         for unit, members in modules.items()
     )
+
+
+def _parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield each parameter once, as FSDP2 gathers it: under two names where modules were tied after
+    ``fully_shard``, or by names that tensor parallelism had parted before it.
+    """
+    gathered = gathered_by_fsdp2(model)
+    seen = set[int]()
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            full = f"{path}.{name}" if path else name
+            of = gathered.get(plain_parameter_name(full), parameter)
+            if parameter is not None and id(of) not in seen:
+                seen.add(id(of))
+                yield full, parameter
 
 
 def running_units(units: Sequence[Unit], forward: Problem) -> tuple[Unit, ...]:

@@ -21,7 +21,9 @@ from apsched.capture.joint import capture_module
 from apsched.errors import InputError
 from apsched.fx.collectives import collective_kind, is_collective
 from apsched.fx.passes.saved_as_eager import save_as_eager
-from tests.helpers.graphs.tensor_parallel import PLANS, built
+from apsched.integrations.fsdp2_units import movable
+from apsched.kinds import CollectiveKind
+from tests.helpers.graphs.tensor_parallel import PLANS, built, tied_again
 from tests.helpers.processes import WORKERS, Job, run_jobs
 
 
@@ -34,14 +36,15 @@ def job(tmp_path_factory) -> list[dict]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, "tied again"])
 def test_a_tuned_model_computes_what_it_did(job, plan):
     """Also with the units kept that pay."""
     for report in job:
         case = report[plan]
         assert case["tuned"]["trained"] == case["kept"]["trained"] == case["as it was"]
         assert len({*case["as it was"]}) == 4, "each step changes the loss"
-        assert case["tuned"]["units"] == ["(root)", "blocks.0", "blocks.1"]
+        ends = ["embedding+norm+head"] if plan == "tied again" else []
+        assert case["tuned"]["units"] == ["(root)", *ends, "blocks.0", "blocks.1"]
         predicted, untuned = case["tuned"]["times"]
         assert 0 < case["kept"]["times"][0] <= predicted < untuned
         assert min(case["tuned"]["on the path"]) > 0
@@ -72,7 +75,7 @@ def test_process_ranks_of_a_tensor_parallel_group_agree(job):
 def test_the_captured_step_has_the_collectives_of_the_one_that_runs(plan, replicas):
     """Those of activations; FSDP2 launches the others as units, with operators of c10d."""
     tokens = torch.zeros(4, 8, dtype=torch.long)
-    with world(4 * replicas, rank=4 * replicas - 1):
+    with world(4 * replicas):
         model = built(plan, replicas)
         of = gathered_by_fsdp2(model)["norm.weight"]
         graphs = capture_fsdp2(model, (tokens,)).graphs
@@ -98,6 +101,19 @@ def test_the_captured_step_has_the_collectives_of_the_one_that_runs(plan, replic
         of_units = Counter(str(collective_kind(n)) for n in nodes if n.args[-1] in own)
         assert of_units["all_reduce"] == (num_parameters * (replicas - 1) if ran is backward else 0)
         assert counts.get("allreduce_", 0) == (3 * (replicas - 1) if ran is backward else 0)
+
+
+def test_parameters_tied_again_are_gathered_twice_and_held_once():
+    """The shards of embedding and head are one tensor: 64 rows of 16 columns, on four."""
+    tokens = torch.zeros(4, 8, dtype=torch.long)
+    peaks = []
+    for build in (tied_again, lambda: built(PLANS[1], ends_are_one=True)):
+        with world(4):
+            forward = apsched.tune_fsdp2(build(), tokens, budget=0.0, memory_cap="none").results[0]
+        gathered = [c.module for c in movable(forward.problem, CollectiveKind.ALL_GATHER)]
+        assert {"embedding.weight", "head.weight"} <= set(gathered)
+        peaks.append(forward.peak_memory_bytes)
+    assert peaks[1] - peaks[0] == 64 * 16 * 4 // 4
 
 
 class _TwoInARow(nn.Module):

@@ -67,9 +67,10 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
-def built(plan: str, replicas: int = 1) -> nn.Module:
+def built(plan: str, replicas: int = 1, *, ends_are_one: bool = False) -> nn.Module:
     """Return the model on a mesh of half of the process ranks, in ``replicas``, and two for tensor
     parallelism; with ``sequences in parts`` the activations between layers are sharded by tokens.
+    With ``ends_are_one`` embedding and head are in one unit.
     """
     size = torch.distributed.get_world_size()
     names = ("replicate", "shard", "tp")
@@ -85,7 +86,18 @@ def built(plan: str, replicas: int = 1) -> nn.Module:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
         fully_shard(block, mesh=data, mp_policy=policy)
+    if ends_are_one:
+        fully_shard([model.embedding, model.norm, model.head], mesh=data, mp_policy=policy)
     return fully_shard(model, mesh=data, mp_policy=policy)
+
+
+def tied_again() -> nn.Module:
+    """Return the model with embedding and head tied as TorchTitan does it: ``parallelize_module``
+    makes two parameters of them, and FSDP2 gathers both, which are one from the first step on.
+    """
+    model = built(PLANS[1], ends_are_one=True)
+    model.embedding.weight = model.head.weight
+    return model
 
 
 def _of_block(*, in_parts: bool) -> dict[str, ParallelStyle]:

@@ -5,21 +5,24 @@ usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 """
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import apsched
-from tests.helpers.graphs.tensor_parallel import PLANS, built
+from tests.helpers.graphs.tensor_parallel import PLANS, built, tied_again
 from tests.workers.training.tune_layouts_worker import QUICK, tokens_of, trained
 
 
 def tuned(
-    plan: str, tokens: torch.Tensor, replicas: int = 1, **settings: object
+    build: Callable[[], nn.Module], tokens: torch.Tensor, **settings: object
 ) -> dict[str, object]:
-    model = built(plan, replicas)
+    model = build()
     found = apsched.tune_fsdp2(model, (tokens,), **QUICK, **settings)
     return {
         "settings": str(found.settings),
@@ -41,20 +44,22 @@ def other_on_one(rank: int, tokens: torch.Tensor) -> bool:
 
 
 def replicated(tokens: torch.Tensor) -> dict[str, object]:
+    build = partial(built, PLANS[1], replicas=2)
     return {
-        "as it was": trained(built(PLANS[1], replicas=2), {"tokens": tokens}),
-        "tuned": tuned(PLANS[1], tokens, replicas=2, keep="auto"),
+        "as it was": trained(build(), {"tokens": tokens}),
+        "tuned": tuned(build, tokens, keep="auto"),
     }
 
 
 def in_one_replica(rank: int, tokens: torch.Tensor) -> dict[str, object]:
+    ways = {plan: partial(built, plan) for plan in PLANS} | {"tied again": tied_again}
     report: dict[str, object] = {
-        plan: {
-            "as it was": trained(built(plan), {"tokens": tokens}),
-            "tuned": tuned(plan, tokens),
-            "kept": tuned(plan, tokens, keep="auto"),
+        name: {
+            "as it was": trained(build(), {"tokens": tokens}),
+            "tuned": tuned(build, tokens),
+            "kept": tuned(build, tokens, keep="auto"),
         }
-        for plan in PLANS
+        for name, build in ways.items()
     }
     return report | {"other on one": other_on_one(rank, tokens)}
 
