@@ -13,7 +13,7 @@ from dataclasses import replace
 from apsched.config import Caps
 from apsched.errors import InfeasibleError
 from apsched.kinds import CollectiveKind
-from apsched.problem.problem import Problem
+from apsched.problem.problem import Collective, Problem
 from apsched.schedule.result import Scored, SolveResult
 from apsched.schedule.schedule import Schedule, Step, StepKind
 from apsched.schedule.score import scored
@@ -138,6 +138,7 @@ def _served(
         c: one
         for c, one in enumerate(problem.collectives)
         if not one.on_path and problem.keys[one.key].kind in kinds
+        if problem.keys[one.key].kind != CollectiveKind.ALL_REDUCE or _sums_shards(problem, one)
     }
     found: dict[Step, set[int]] = {}
     for c, one in chosen.items():
@@ -149,6 +150,21 @@ def _served(
         if members := chosen.keys() & set(bucket.members):
             found |= {Step(kind, b): set(members) for kind in bucketed}
     return {step: found[step] for step in schedule.steps if step in found}
+
+
+def _sums_shards(problem: Problem, one: Collective) -> bool:
+    """Return whether the all-reduce ``one`` sums reduced shards over replicas, and not parts of a
+    gradient that is reduced behind it, as tensor parallelism has them.
+    """
+    reduced = {
+        node
+        for c in problem.collectives
+        if not c.on_path and problem.keys[c.key].kind == CollectiveKind.REDUCE_SCATTER
+        for node in (c.wait, *c.epilogue)
+    }
+    return any(
+        not reduced.isdisjoint(problem.predecessors[node]) for node in (one.start, *one.prologue)
+    )
 
 
 def _of(problem: Problem, served: dict[Step, set[int]], unit: Collection[str]) -> set[Step]:

@@ -18,11 +18,14 @@ import apsched
 from apsched.capture.fake_world import world
 from apsched.capture.fsdp2 import capture_fsdp2, fake_step, gathered_by_fsdp2
 from apsched.capture.joint import capture_module
+from apsched.config import Caps
 from apsched.errors import InputError
 from apsched.fx.collectives import collective_kind, is_collective
 from apsched.fx.passes.saved_as_eager import save_as_eager
-from apsched.integrations.fsdp2_units import movable
+from apsched.integrations.fsdp2_units import launches_of, movable, units_of
+from apsched.integrations.unit_order import moved_as_units_run
 from apsched.kinds import CollectiveKind
+from apsched.schedule.verify import verify
 from tests.helpers.graphs.tensor_parallel import PLANS, built, tied_again
 from tests.helpers.processes import WORKERS, Job, run_jobs
 
@@ -114,6 +117,26 @@ def test_parameters_tied_again_are_gathered_twice_and_held_once():
         assert {"embedding.weight", "head.weight"} <= set(gathered)
         peaks.append(forward.peak_memory_bytes)
     assert peaks[1] - peaks[0] == 64 * 16 * 4 // 4
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_reductions_run_in_any_order_of_units(replicas):
+    """Behind the sums of parts of a gradient over tensor-parallel ranks, before those over
+    replicas.
+    """
+    tokens = torch.zeros(4, 8, dtype=torch.long)
+    caps = Caps(max_compute_move=0)
+    with world(4 * replicas):
+        model = built(PLANS[1], replicas)
+        found = apsched.tune_fsdp2(model, tokens, budget=0.0, memory_cap="none").results[1]
+        units = units_of(model)
+    for order in (units, units[::-1], [units[1], units[0], units[2]]):
+        parameters = [unit.parameters for unit in order]
+        moved = moved_as_units_run(found.problem, caps, found.best, parameters)
+        assert not verify(found.problem, moved.schedule, caps)
+        of = {name: unit for unit in units for name in unit.parameters}
+        reduced = launches_of(found.problem, moved.schedule, CollectiveKind.REDUCE_SCATTER, of)
+        assert [one.unit for one in reduced] == [unit.name for unit in reversed(order)]
 
 
 class _TwoInARow(nn.Module):
