@@ -211,7 +211,7 @@ def _gather_when_read(
     modules: dict[int, list[nn.Module]] = {}
     for original, new in copies.items():
         if isinstance(original, FSDPModule):
-            modules.setdefault(fsdp_unit_of(original)[0], []).append(new)
+            modules.setdefault(fsdp_unit_of(original), []).append(new)
     by_unit: dict[int, list[Read]] = {}
     stay = {of.unit for of in parameters.values() if of.kept and not gathers_again}
     made: dict[int, Read] = {}

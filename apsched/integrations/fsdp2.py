@@ -38,6 +38,7 @@ from apsched.integrations.fsdp2_units import (
     launches_of,
     movable,
     needs_of,
+    refuse_apart,
     units_of,
 )
 from apsched.integrations.prefetch_order import Hook, Launch, prefetch_lists
@@ -157,6 +158,7 @@ def fsdp2_settings(
         raise InputError(
             "forward: expected gathers of parameters, found none; FSDP2 needs no settings"
         )
+    refuse_apart(problem, launches)
     hooks = forward_hooks(units, needs_of(whole, by_parameter, problem))
     ahead = prefetch_lists(hooks, launches)
     names = [hook.unit for hook in hooks]
@@ -168,7 +170,7 @@ def fsdp2_settings(
         order = backward_order(units, names, ends)
         behind, gathered = _backward(units, order, solved["backward"], by_parameter)
         reduced = _reduced_as_fsdp2(*solved["backward"], by_parameter, names, memory_cap_bytes)
-        buffers = _reductions_in_flight(solved["backward"][0], reduced)
+        buffers = _reductions_in_flight(solved["backward"][0], reduced, by_parameter)
         _refuse_kept_in_part(whole, solved["backward"][0], units, kept)
         in_node = _resharded_units(whole, solved["backward"][0], units)
     saved = {unit.name for unit in units if unit.name not in gathered and _is_saved(whole, unit)}
@@ -200,6 +202,7 @@ def _backward(
     """
     problem, schedule = solved
     launches = launches_of(problem, schedule, CollectiveKind.ALL_GATHER, by_parameter)
+    refuse_apart(problem, launches)
     needs = needs_of(problem, by_parameter)
     hooks = [
         Hook(unit=name, need=_backward_need(_named(units, name), units, needs)) for name in order
@@ -255,39 +258,45 @@ def _reduced_as_fsdp2(
     in_order = [units[name] for name in expected]
     moved = reduced_as_units_run(problem, schedule, in_order, memory_cap_bytes)
     if moved is None:
-        k = next(k for k, (a, b) in enumerate(zip(order, expected, strict=True)) if a != b)
+        order = [*dict.fromkeys(order)]  # a unit on several meshes is there several times
+        pairs = zip(expected, order, strict=True)
+        apart = next((f"{a} before {b}" for a, b in pairs if a != b), "once on each of its meshes")
         raise InputError(
-            f"backward: FSDP2 reduces each unit when its backward has ended, {expected[k]} before"
-            f" {order[k]}, and the schedule the other way round; in the order of FSDP2 it needs"
-            " more memory than it has; call tune_fsdp2, which solves in that order, or solve with a"
-            " higher memory cap"
+            f"backward: FSDP2 reduces each unit when its backward has ended, {apart}, and the"
+            " schedule does not; in the order of FSDP2 it needs more memory than it has; call"
+            " tune_fsdp2, which solves in that order, or solve with a higher memory cap"
         )
     return moved
 
 
-def _reductions_in_flight(problem: Problem, schedule: Schedule) -> int:
-    """Return the number of reduce-scatters that hold their input at once."""
-    alone = {c.start: c.wait for c in movable(problem, CollectiveKind.REDUCE_SCATTER)}
-    starts = {wait: start for start, wait in alone.items()}
-    reduces = [
-        problem.keys[problem.collectives[bucket.members[0]].key].kind
-        == CollectiveKind.REDUCE_SCATTER
-        for bucket in schedule.buckets
-    ]
-    held: set[int] = set()  # buckets; nodes that start alone, as their complement
+def _reductions_in_flight(
+    problem: Problem, schedule: Schedule, by_parameter: Mapping[str, Unit]
+) -> int:
+    """Return the number of reduce-scatters that hold their input at once, with one of a unit on
+    several meshes: FSDP2 waits for earlier ones before the first of a unit alone.
+    """
+    alone = {c.start: c for c in movable(problem, CollectiveKind.REDUCE_SCATTER)}
+    starts = {c.wait: start for start, c in alone.items()}
+    first = [problem.collectives[bucket.members[0]] for bucket in schedule.buckets]
+    reduces = [problem.keys[c.key].kind == CollectiveKind.REDUCE_SCATTER for c in first]
+    held: dict[int, str] = {}  # units of buckets; of nodes that start alone, by their complement
     most = 1
     for step in schedule.steps:
-        if (
-            step.kind in (StepKind.COPY_IN, StepKind.START) and reduces[step.index]
-        ):  # a coalesced bucket has no copy-in
-            held.add(step.index)
+        launched: int | None = None
+        if step.kind in (StepKind.COPY_IN, StepKind.START) and reduces[step.index]:
+            launched = step.index  # a coalesced bucket has no copy-in
         elif step.kind is StepKind.WAIT:
-            held.discard(step.index)
+            held.pop(step.index, None)
         elif step.kind is StepKind.NODE and step.index in alone:
-            held.add(~step.index)
+            launched = ~step.index
         elif step.kind is StepKind.NODE and step.index in starts:
-            held.discard(~starts[step.index])
-        most = max(most, len(held))
+            held.pop(~starts[step.index], None)
+        if launched is not None and launched not in held:
+            one = first[launched] if launched >= 0 else alone[~launched]
+            unit = by_parameter[one.module].name
+            if unit not in held.values():
+                most = max(most, len(held) + 1)
+            held[launched] = unit
     return most
 
 

@@ -1,8 +1,10 @@
 """The units that ``fully_shard`` made of a model, and the launches of a schedule for each."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import groupby
 
 import torch
 from torch import nn
@@ -23,13 +25,17 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """The result of one call of ``fully_shard``: modules that are gathered, and reduced, as one."""
+    """The result of one call of ``fully_shard``: modules that are gathered, and reduced, as one;
+    parameters on several meshes at one place, once on each.
+    """
 
     name: str
     modules: tuple[str, ...]
     handle: FSDPModule
     """The first of the modules."""
     parameters: tuple[str, ...]
+    meshes: tuple[tuple[str, ...], ...] = ()
+    """Its parameters on each mesh."""
     trained: bool = True
     """Whether one of them has a gradient."""
     only_embeddings: bool = False
@@ -53,12 +59,7 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
     owner: dict[str, int] = {}
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
-            unit, num_groups = fsdp_unit_of(module)
-            if num_groups > 1:
-                raise InputError(
-                    f"{plain_parameter_name(name) or ROOT}: expected one group of parameters in"
-                    f" each unit, found {num_groups} (one mesh each)"
-                )
+            unit = fsdp_unit_of(module)
             modules.setdefault(unit, []).append((plain_parameter_name(name), module))
             owner[name] = unit
     if owner and "" not in owner:
@@ -75,9 +76,11 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
     parameters: dict[int, list[str]] = {unit: [] for unit in modules}
     trained: set[int] = set()
     others: set[int] = set()
-    for name, parameter in _parameters_of(model):
+    meshes: dict[int, dict[str, list[str]]] = {unit: {} for unit in modules}
+    for name, parameter, group in _parameters_of(model):
         unit = owner[next(path for path in _paths(name) if path in owner)]
         parameters[unit].append(plain_parameter_name(name))
+        meshes[unit].setdefault(group, []).append(plain_parameter_name(name))
         trained |= {unit} if parameter.requires_grad else set()
         module = model.get_submodule(name.rpartition(".")[0])
         if not isinstance(module, nn.Embedding) or CHECKPOINTED in name:
@@ -88,6 +91,7 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
             modules=tuple(name for name, _ in members),
             handle=members[0][1],
             parameters=tuple(parameters[unit]),
+            meshes=tuple(map(tuple, meshes[unit].values())),
             trained=unit in trained,
             only_embeddings=unit not in others and bool(parameters[unit]),
         )
@@ -95,8 +99,9 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
     )
 
 
-def _parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield each parameter once, as FSDP2 gathers it: under two names where modules were tied after
+def _parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, str]]:
+    """Yield each parameter once, as FSDP2 gathers it, with the name of the process group that has
+    its shards, empty for an ignored one: under two names where modules were tied after
     ``fully_shard``, or by names that tensor parallelism had parted before it.
     """
     gathered = gathered_by_fsdp2(model)
@@ -104,10 +109,11 @@ def _parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             full = f"{path}.{name}" if path else name
-            of = gathered.get(plain_parameter_name(full), parameter)
-            if parameter is not None and id(of) not in seen:
-                seen.add(id(of))
-                yield full, parameter
+            of = gathered.get(plain_parameter_name(full))
+            key = id(parameter if of is None else of)
+            if parameter is not None and key not in seen:
+                seen.add(key)
+                yield full, parameter, "" if of is None else of.shard_group.group_name
 
 
 def running_units(units: Sequence[Unit], forward: Problem) -> tuple[Unit, ...]:
@@ -137,20 +143,32 @@ def launches_of(
     problem: Problem, schedule: Schedule, kind: CollectiveKind, units: Mapping[str, Unit]
 ) -> tuple[Launch, ...]:
     """Return the launches of a kind, each of which must serve one unit; ``units`` are by parameter.
+    Those of a unit with parameters on several meshes are one launch where they are in a row.
 
     Raises
     ------
     InputError
-        for a bucket other than the parameters of one unit; the message names the nearest bucket
-        that is one.
+        for a bucket other than the parameters of one unit on one mesh; the message names the
+        nearest bucket that is one.
     """
     serving = tuple(movable(problem, kind))
     every = frozenset(serving)
-    return tuple(
+    launches = (
         Launch(unit=_unit_of(problem, members, serving, units).name, gap=gap)
         for members, gap in _launched(problem, schedule)
         if every.intersection(members)
     )
+    return tuple(launch for launch, _ in groupby(launches))
+
+
+def refuse_apart(problem: Problem, launches: Sequence[Launch]) -> None:
+    """Raise ``InputError`` where gathers of one unit, on several meshes, are not in a row."""
+    twice = [name for name, n in Counter(one.unit for one in launches).items() if n > 1]
+    if twice:
+        raise InputError(
+            f"{problem.name}: FSDP2 gathers {twice[0]} on all of its meshes at one place, and the"
+            " schedule at several; call tune_fsdp2, which solves in that order"
+        )
 
 
 def movable(problem: Problem, kind: CollectiveKind) -> Iterator[Collective]:
@@ -293,7 +311,8 @@ def _unit_of(
             problem, kind, names, f"its parameters lie in {len(found)} units ({some(list(found))})"
         )
     (unit,) = found.values()
-    left = [c.module for c in serving if c.module in unit.parameters and c.module not in names]
+    on_mesh = next((part for part in unit.meshes if names[0] in part), unit.parameters)
+    left = [c.module for c in serving if c.module in on_mesh and c.module not in names]
     if left:
         raise _inexpressible(problem, kind, names, f"the unit {unit.name} has {some(left)}, too")
     return unit

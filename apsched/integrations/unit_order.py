@@ -4,10 +4,12 @@ The root unit is gathered first and reduced last: its hooks run around those of 
 (torch/distributed/fsdp/_fully_shard/_fsdp_state.py, ``_pre_forward`` and
 ``_root_post_backward_final_callback``), also where its own parameters are those of the head, which
 is needed last and has the first gradient. A unit is reduced when its backward has ended: behind the
-units in it, and an embedding behind all others.
+units in it, and an embedding behind all others. A unit with parameters on several meshes (experts
+under expert parallelism) gathers and reduces once on each, at one place
+(_fsdp_state.py, ``_fsdp_param_groups``).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from apsched.config import Caps
@@ -75,14 +77,64 @@ def moved_as_units_run(problem: Problem, caps: Caps, one: Scored, units: Units) 
     """Return ``one`` with the units as FSDP2 runs them; with the caps or data dependences that this
     breaks as its violations, where it cannot be.
     """
-    if problem.name == "forward":
-        schedule = _gathered_first(problem, one.schedule, units[0] if units else ())
-    else:
-        schedule = _reduced_in_order(problem, one.schedule, units[::-1])
-    if schedule == one.schedule:
-        return one
-    wrong = verify(problem, schedule, caps)
-    return replace(one, violations=wrong) if wrong else scored(problem, one.name, schedule)
+    found = []
+    for schedule in _as_units_run(problem, one.schedule, units):
+        if schedule == one.schedule:
+            return one
+        wrong = verify(problem, schedule, caps)
+        moved = replace(one, violations=wrong) if wrong else scored(problem, one.name, schedule)
+        found.append(moved)
+    return min(found, key=lambda moved: (not moved.fits, moved.step_time_ticks))
+
+
+def _as_units_run(problem: Problem, schedule: Schedule, units: Units) -> Iterator[Schedule]:
+    """Yield ``schedule`` with the units as FSDP2 runs them: gathers of a unit on several meshes at
+    the place of the first, and where that differs at the place of the last.
+    """
+    for at_last in (False, True):
+        together = _gathered_together(problem, schedule, units, at_last=at_last)
+        if problem.name == "forward":
+            yield _gathered_first(problem, together, units[0] if units else ())
+        else:
+            yield _reduced_in_order(problem, together, units[::-1])
+        if together == schedule:
+            return
+
+
+def _gathered_together(
+    problem: Problem, schedule: Schedule, units: Units, *, at_last: bool
+) -> Schedule:
+    """Return ``schedule`` with the gathers of each unit in a row, where the first of them is
+    launched, or the last.
+    """
+    served = _served(problem, schedule, [CollectiveKind.ALL_GATHER])
+    steps = list(schedule.steps)
+    for unit in units:
+        own = _of(problem, served, unit)
+        launches = _launches(problem, steps, own)
+        if not launches or own.issuperset(steps[launches[0] : launches[-1] + 1]):
+            continue
+        place = launches[-1] if at_last else launches[0] + 1
+        before, behind = steps[:place], steps[place:]
+        if at_last:
+            moved = [step for step in before if step in own]
+            before = [step for step in before if step not in own]
+        else:
+            moved = [step for step in behind if step in own]
+            behind = [step for step in behind if step not in own]
+        steps = [*before, *moved, *behind]
+    return replace(schedule, steps=tuple(steps))
+
+
+def _launches(problem: Problem, steps: Sequence[Step], own: Collection[Step]) -> list[int]:
+    """Return the places of the launches among the steps ``own``."""
+    starts = {one.start for one in problem.collectives}
+    return [
+        place
+        for place, step in enumerate(steps)
+        if step in own
+        and (step.kind is StepKind.START or (step.kind is StepKind.NODE and step.index in starts))
+    ]
 
 
 def _gathered_first(problem: Problem, schedule: Schedule, unit: Collection[str]) -> Schedule:
@@ -99,7 +151,8 @@ def _gathered_first(problem: Problem, schedule: Schedule, unit: Collection[str])
 
 def _reduced_in_order(problem: Problem, schedule: Schedule, units: Units) -> Schedule:
     """Return ``schedule`` with the reduce-scatters of ``units`` in their order: one that is too
-    early is launched right behind the one before it, and waited for before the next.
+    early is launched right behind the one before it, and waited for before the next; so are those
+    of one unit.
     """
     served = _served(problem, schedule, [CollectiveKind.REDUCE_SCATTER])
     reductions = [CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE]
@@ -108,9 +161,11 @@ def _reduced_in_order(problem: Problem, schedule: Schedule, units: Units) -> Sch
     launched = [one for one in launched if one[0]]
     steps = list(schedule.steps)
     places = {step: place for place, step in enumerate(steps)}
-    for k in range(1, len(launched)):
-        (before, _), (own, related) = launched[k - 1 : k + 1]
-        end = 1 + max(places[step] for step in before)
+    for k, (own, related) in enumerate(launched):
+        end = 1 + max(places[step] for step in launched[k - 1][0]) if k else 0
+        on_meshes = _launches(problem, steps, own)
+        if not own.issuperset(steps[on_meshes[0] : on_meshes[-1] + 1]):
+            end = max(end, 1 + on_meshes[-1])
         if min(places[step] for step in own) >= end:
             continue
         following = launched[k + 1][0] if k + 1 < len(launched) else set()

@@ -1,5 +1,5 @@
-"""Private attributes of torch's ``fully_shard``: which modules share a unit, and how many groups of
-parameters a unit has.
+"""Private attributes of torch's ``fully_shard``: which modules share a unit, and how it gathers its
+parameters.
 """
 
 from dataclasses import dataclass
@@ -12,16 +12,13 @@ from apsched.torch_compat.version import check_torch_version
 check_torch_version()
 
 
-def fsdp_unit_of(module: Any) -> tuple[int, int]:
-    """Return the identity of the unit of an ``FSDPModule``, and the number of groups in which its
-    parameters are gathered.
+def fsdp_unit_of(module: Any) -> int:
+    """Return the identity of the unit of an ``FSDPModule``.
 
     ``fully_shard([a, b])`` makes one unit of two modules: they share one state
-    (torch/distributed/fsdp/_fully_shard/_fully_shard.py, FSDPModule._get_fsdp_state;
-    _fsdp_state.py, FSDPState._fsdp_param_groups).
+    (torch/distributed/fsdp/_fully_shard/_fully_shard.py, FSDPModule._get_fsdp_state).
     """
-    state = module._get_fsdp_state()
-    return id(state), len(_groups_of(state))
+    return id(module._get_fsdp_state())
 
 
 def resharded_to(module: Any) -> bool | int:
@@ -52,6 +49,9 @@ def group_names_of_units(model: Any) -> tuple[str, ...]:
 
 
 def _groups_of(state: Any) -> list[Any]:
+    """Return the groups of parameters of a unit, one for each mesh (_fsdp_state.py,
+    FSDPState._fsdp_param_groups).
+    """
     groups: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
     if groups is None:  # torch 2.11 has one group at most
         groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []

@@ -342,8 +342,9 @@ def test_the_directory_of_apsched_solve_will_do(model, tmp_path):
         apply_fsdp2(model, tmp_path / "elsewhere")
 
 
-def test_contract_of_the_private_attributes(model):
-    """Modules that one call wraps share a unit; each unit here has one group of parameters."""
+@pytest.mark.usefixtures("model")
+def test_contract_of_the_private_attributes():
+    """Modules that one call wraps share a unit."""
     from apsched.torch_compat.fsdp import fsdp_unit_of
 
     class Two(nn.Module):
@@ -355,7 +356,6 @@ def test_contract_of_the_private_attributes(model):
     fully_shard([two.a, two.b])
     fully_shard(two.c)
     assert fsdp_unit_of(two.a) == fsdp_unit_of(two.b) != fsdp_unit_of(two.c)
-    assert {fsdp_unit_of(module)[1] for module in (two.a, two.c, model)} == {1}
 
 
 def test_moved_compute_is_refused_with_advice_for_each_surface(model, monkeypatch):

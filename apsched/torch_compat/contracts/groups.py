@@ -163,4 +163,3 @@ def _fsdp_unit_of() -> None:
         expect(isinstance(a, FSDPModule), "fully_shard makes an FSDPModule")
         units = [fsdp.fsdp_unit_of(module) for module in (a, b, c)]
         expect(units[0] == units[1] != units[2], "modules that were sharded together are one unit")
-        expect({count for _, count in units} == {1}, "each with one group of parameters")
