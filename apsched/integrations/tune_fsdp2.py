@@ -33,11 +33,13 @@ from apsched.integrations.eager.solve_units import answered_as_units, units_in_o
 from apsched.integrations.fsdp2 import checked_settings, fsdp2_plan, solved_graphs
 from apsched.integrations.fsdp2_units import running_units, some, units_of, unread_parameters
 from apsched.integrations.unit_order import Units
+from apsched.pipeline.assumptions import check_hints
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph, under_plan
 from apsched.problem.problem import Problem
 from apsched.quantities import show_us
+from apsched.report.assumed_sizes import assumed_text
 from apsched.report.explanation import explain_in_job
 from apsched.schedule.result import Scored
 from apsched.solver import solve_requested
@@ -109,8 +111,13 @@ class Fsdp2Tuning:
             f"FSDP2 tuned: {len(self.settings.units)} units, step time"
             f" {show_us(self.step_time_us)} predicted, {show_us(self.untuned_us)} untuned"
             f" ({self._change()}){'' if self.in_part is None else f'; {self.in_part}'}"
-            f"{self._few_buffers()}{self._without_unread()}"
+            f"{self._few_buffers()}{self._without_unread()}{self._assumed()}"
         )
+
+    def _assumed(self) -> str:
+        """Return the sizes that depend on data in words."""
+        found = [(one.problem.name, one.assumptions) for one in self.results]
+        return "".join(f"; {name} assumes {assumed_text(sizes)}" for name, sizes in found if sizes)
 
     def _without_unread(self) -> str:
         if not self.unread:
@@ -192,10 +199,14 @@ def tune_fsdp2(
             agreement.same_settings("fully_shard", {"keep": str(words)})
         with agreement.job.working() if agreement else nullcontext():
             capture = _captured(model, given, gathers_again=request is not None)
+            hinted = (replace(graph, hints=chosen.stated_hints) for graph in capture.graphs)
+            capture = replace(capture, graphs=tuple(hinted))
         if request is None:
             solved = _solved_graphs(model, capture, chosen, agreement)
         else:
             solved = _solved_step(model, capture, request, chosen, agreement)
+        sizes = [s for one in solved.results if (a := one.assumptions) for s in a.sizes]
+        check_hints(chosen.stated_hints, sizes, "hints", "the step has")
         units = running_units(units_of(model), solved.results[0].problem)
         settings = checked_settings(model, units, solved_graphs(solved.results))
         return solved, as_launches(in_words(settings), agreement)

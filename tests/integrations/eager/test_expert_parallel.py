@@ -12,7 +12,7 @@ from apsched.integrations.fsdp2_units import launches_of, units_of
 from apsched.integrations.unit_order import moved_as_units_run
 from apsched.kinds import CollectiveKind
 from apsched.schedule.verify import verify
-from tests.helpers.graphs.expert_parallel import SEVERAL_MESHES, built, ways
+from tests.helpers.graphs.expert_parallel import AS_UNITS, SEVERAL_MESHES, built, ways
 from tests.helpers.processes import WORKERS, Job, run_jobs
 
 TOKENS = torch.zeros(4, 8, dtype=torch.long)
@@ -102,3 +102,18 @@ def test_another_order_is_refused_with_advice(solved):
     assert apply_fsdp2(model, tuned.results) == tuned.settings
     with pytest.raises(InputError, match=r"on all of its meshes at one place.*call tune_fsdp2"):
         apply_fsdp2(model, results)
+
+
+@pytest.mark.parametrize("keep", [None, "auto"])
+def test_hints_state_sizes_that_depend_on_data(keep):
+    with world(4):
+        model = built(AS_UNITS)
+        balanced = apsched.tune_fsdp2(model, TOKENS, **QUICK, keep=keep)
+        hints = {size.symbol: 512 for size in balanced.results[0].assumptions.sizes}
+        stated = apsched.tune_fsdp2(model, TOKENS, **QUICK, keep=keep, hints=hints)
+        assert "(8 sizes) = 16 (balanced)" in str(balanced)
+        assert "(8 sizes) = 512 (as stated)" in str(stated)
+        for one, other in zip(balanced.results, stated.results, strict=True):
+            assert one.peak_memory_bytes < other.peak_memory_bytes
+        with pytest.raises(InputError, match=r"hints: .* found 'u99'; the step has u8"):
+            apsched.tune_fsdp2(model, TOKENS, **QUICK, keep=keep, hints={"u99": 1})
