@@ -1,11 +1,13 @@
-"""One of four gloo processes that train TorchTitan's debug model under its own eager tensor and
-sequence parallelism and FSDP2, tuned by ``tune_fsdp2`` and not; reports as JSON.
+"""One of four gloo processes that train TorchTitan's debug models under its own eager tensor,
+sequence and expert parallelism and FSDP2, tuned by ``tune_fsdp2`` and not; reports as JSON.
 
 usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 """
 
 import copy
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +23,9 @@ from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, Tra
 from torchtitan.distributed import utils as titan_distributed
 from torchtitan.distributed.activation_checkpoint import SelectiveAC
 from torchtitan.distributed.parallel_dims import ParallelDims
-from torchtitan.experiments.graph_trainer.llama3 import model_registry
+from torchtitan.experiments.graph_trainer import llama3, qwen3
 from torchtitan.models.llama3 import parallelize_llama
+from torchtitan.models.qwen3 import parallelize_qwen3
 
 import apsched
 from tests.helpers.graphs.eager_fsdp2 import digest, shards_of
@@ -31,29 +34,65 @@ from tests.workers.training.tune_layouts_worker import QUICK
 NUM_LAYERS, NUM_STEPS, BATCH_SIZE, SEQ_LEN, VOCABULARY = 2, 3, 2, 32, 2048
 BACKEND = "partial_dtensor"
 """The default of torchtitan 0.3 does not run with torch 2.13."""
-CASES = {"plain": None, "selective checkpointing": SelectiveAC.Config()}
-"""Name -> configuration of activation checkpointing."""
 
 
-def built(checkpointing: object) -> nn.Module:
-    """Return the model as TorchTitan's trainer sets it up, on two ranks for each of both."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model and its parallelism."""
+
+    model: object
+    parallelize: Callable[..., nn.Module]
+    checkpointing: object = None
+    """Configuration of activation checkpointing."""
+    tp: int = 1
+    ep: int = 1
+
+    @property
+    def rank_of_data(self) -> int:
+        """Process ranks of a tensor-parallel group have the same batches."""
+        return dist.get_rank() // self.tp
+
+
+def _llama(checkpointing: object = None) -> Case:
+    model = llama3.model_registry("debugmodel", attn_backend="sdpa").model
+    return Case(model=model, parallelize=parallelize_llama, checkpointing=checkpointing, tp=2)
+
+
+def _experts() -> Case:
+    model = qwen3.model_registry(
+        "debugmodel_moe", attn_backend="sdpa", moe_comm_backend="standard"
+    ).model
+    return Case(model=model, parallelize=parallelize_qwen3, ep=2)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "plain": _llama,
+    "selective checkpointing": lambda: _llama(SelectiveAC.Config()),
+    "experts": _experts,
+}
+
+
+def built(case: Case) -> nn.Module:
+    """Return the model as TorchTitan's trainer sets it up, on two ranks for each parallelism."""
     titan_distributed.set_spmd_backend(BACKEND)
     world_size = dist.get_world_size()
     dims = ParallelDims(
         dp_replicate=1,
         dp_shard=-1,
         cp=1,
-        tp=2,
+        tp=case.tp,
         pp=1,
-        ep=1,
+        ep=case.ep,
         world_size=world_size,
         spmd_backend=BACKEND,
     )
     dims.build_mesh()
-    parallelism = ParallelismConfig(tensor_parallel_degree=2, spmd_backend=BACKEND)
+    parallelism = ParallelismConfig(
+        tensor_parallel_degree=case.tp, expert_parallel_degree=case.ep, spmd_backend=BACKEND
+    )
     training = TrainingConfig(seq_len=SEQ_LEN, local_batch_size=BATCH_SIZE)
     uncompiled = CompileConfig(enable=False)
-    config = copy.deepcopy(model_registry("debugmodel", attn_backend="sdpa").model)
+    config = copy.deepcopy(case.model)
     config.layers = config.layers[:NUM_LAYERS]
     config.update_from_config(
         config=SimpleNamespace(
@@ -61,18 +100,18 @@ def built(checkpointing: object) -> nn.Module:
             training=training,
             debug=DebugConfig(),
             compile=uncompiled,
-            activation_checkpoint=checkpointing,
+            activation_checkpoint=case.checkpointing,
         )
     )
     with torch.device("meta"):
         model = config.build()
-    model = parallelize_llama(
+    model = case.parallelize(
         model,
         parallel_dims=dims,
         training=training,
         parallelism=parallelism,
         compile_config=uncompiled,
-        ac_config=checkpointing,
+        ac_config=case.checkpointing,
         dump_folder="",
     )
     for module in model.modules():
@@ -85,11 +124,11 @@ def built(checkpointing: object) -> nn.Module:
     return model
 
 
-def trained(model: nn.Module) -> list[object]:
+def trained(case: Case, model: nn.Module) -> list[object]:
     """Return the losses, and a digest of the weights at the end."""
     loss_of = CrossEntropyLoss.Config(global_vocab_size=VOCABULARY).build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    generator = torch.Generator().manual_seed(dist.get_rank() // 2)
+    generator = torch.Generator().manual_seed(case.rank_of_data)
     seen: list[object] = []
     for _ in range(NUM_STEPS):
         shape = (BATCH_SIZE, SEQ_LEN + 1)
@@ -104,11 +143,19 @@ def trained(model: nn.Module) -> list[object]:
     return [*seen, digest(shards_of(model))]
 
 
-def tuned(checkpointing: object, **settings: object) -> dict[str, object]:
-    model = built(checkpointing)
+def tuned(case: Case, **settings: object) -> dict[str, object]:
+    model = built(case)
     tokens = torch.zeros(BATCH_SIZE, SEQ_LEN, dtype=torch.long)
     found = apsched.tune_fsdp2(model, (tokens,), **QUICK, **settings)
-    return {"times": [found.step_time_us, found.untuned_us], "trained": trained(model)}
+    return {"times": [found.step_time_us, found.untuned_us], "trained": trained(case, model)}
+
+
+def reported(case: Case) -> dict[str, object]:
+    return {
+        "as it was": trained(case, built(case)),
+        "tuned": tuned(case),
+        "kept": tuned(case, keep="auto"),
+    }
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
@@ -119,14 +166,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=400)
     )
-    report = {
-        name: {
-            "as it was": trained(built(checkpointing)),
-            "tuned": tuned(checkpointing),
-            "kept": tuned(checkpointing, keep="auto"),
-        }
-        for name, checkpointing in CASES.items()
-    }
+    report = {name: reported(make()) for name, make in CASES.items()}
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()

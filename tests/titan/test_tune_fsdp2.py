@@ -1,5 +1,5 @@
-"""``tune_fsdp2`` on the model that TorchTitan's trainer sets up: tensor parallelism with sequences
-in parts, FSDP2 on the other dimension, activation checkpointing.
+"""``tune_fsdp2`` on the models that TorchTitan's trainer sets up: tensor parallelism with sequences
+in parts, FSDP2 on the other dimension, activation checkpointing; experts on another mesh.
 """
 
 from pathlib import Path
