@@ -41,6 +41,7 @@ from apsched.torch_compat.fsdp import (
     fsdp_policies,
     fsdp_unit_of,
     local_part,
+    offloaded_parameter,
 )
 from apsched.torch_compat.graphs import gradient_of
 
@@ -61,9 +62,17 @@ def capture_fsdp2(model: nn.Module, inputs: Inputs, *, gathers_again: bool = Fal
     Raises
     ------
     InputError
-        with ``gathers_again``, where ``model`` reads a parameter outside of its unit, which works
-        as long as that unit stays gathered.
+        where parameters are on the host (``CPUOffloadPolicy``); with ``gathers_again``, where
+        ``model`` reads a parameter outside of its unit, which works as long as that unit stays
+        gathered.
     """
+
+    if (name := offloaded_parameter(model)) is not None:
+        raise InputError(
+            f"{plain_parameter_name(name)}: expected a parameter on the device that computes, found"
+            " it on the host (CPUOffloadPolicy), and the graph has no copies from there; call"
+            " fully_shard without offload_policy; memory_cap and keep hold a step within the device"
+        )
 
     def trace() -> Capture:
         copy, given, kept = fake_step(model, inputs, gathers_again=gathers_again)

@@ -162,6 +162,24 @@ def local_part(value: Any) -> Any:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
+def offloaded_parameter(model: Any) -> str | None:
+    """Return the name of a parameter that is on the host while its unit computes on a device
+    (``CPUOffloadPolicy``); ``None`` where there is none (_fsdp_state.py, ``_device``;
+    _fsdp_param.py, ``offload_to_cpu``).
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for module in model.modules():
+        state: Any = module._get_fsdp_state() if isinstance(module, FSDPModule) else None
+        if state is None or state._device.type == "cpu":
+            continue
+        for one in (one for group in _groups_of(state) for one in group.fsdp_params):
+            if one.offload_to_cpu:
+                return str(names.get(id(one.sharded_param), one._module_info.param_name))
+    return None
+
+
 def fsdp_policies(
     model: Any,
 ) -> tuple[dict[tuple[int, str], GatheredParameter], dict[int, CastModule]]:

@@ -204,6 +204,17 @@ def test_a_mesh_of_all_dimensions_is_refused():
             apsched.tune_fsdp2(model, torch.zeros(1, 2, dtype=torch.long))
 
 
+def test_parameters_on_the_host_are_refused():
+    """Those of ``CPUOffloadPolicy``, unless the host computes."""
+    with world(2):
+        model, tokens = Residual(), torch.zeros(1, 2, dtype=torch.long)
+        fully_shard(model, offload_policy=fsdp.CPUOffloadPolicy(pin_memory=False))
+        assert apsched.tune_fsdp2(model, tokens, budget=0.0, memory_cap="none").settings
+        model._get_fsdp_state()._device = torch.device("meta")
+        with pytest.raises(apsched.InputError, match=r"\.weight: .* on the host .* call"):
+            apsched.tune_fsdp2(model, tokens, budget=0.0, memory_cap="none")
+
+
 def test_what_cannot_be_tuned_is_refused():
     with world(2):
         with pytest.raises(apsched.InputError, match="on which fully_shard was called"):

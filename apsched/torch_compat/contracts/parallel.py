@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -91,6 +91,17 @@ def _resharded_to() -> None:
         expect(found == [2, False, True, True], "the number of process ranks, kept, or all")
         of = fsdp.fsdp_policies(model)[0][id(model[0]), "weight"]
         expect(of.node_group.size() == 2 and not of.kept, "the group that shares a parameter")
+
+
+@contract("offloaded_parameter")
+def _offloaded_parameter() -> None:
+    with group(2, fake=True):
+        model: Any = nn.Sequential(nn.Linear(4, 4))
+        fully_shard(model[0], offload_policy=CPUOffloadPolicy(pin_memory=False))
+        fully_shard(model)
+        expect(fsdp.offloaded_parameter(model) is None, "the host computes")
+        model[0]._get_fsdp_state()._device = torch.device("meta")
+        expect(fsdp.offloaded_parameter(model) == "0.weight", "another device computes")
 
 
 @contract("group_names_of_units")
