@@ -189,11 +189,13 @@ def _served(
     """Return step -> the collectives of parameters of these kinds that it launches or makes ready
     for that; with ``results`` also those that it waits for, or whose results it changes.
     """
+    reduced = _reduced(problem)
     chosen = {
         c: one
         for c, one in enumerate(problem.collectives)
         if not one.on_path and problem.keys[one.key].kind in kinds
-        if problem.keys[one.key].kind != CollectiveKind.ALL_REDUCE or _sums_shards(problem, one)
+        if problem.keys[one.key].kind != CollectiveKind.ALL_REDUCE
+        or _sums_shards(problem, one, reduced)
     }
     found: dict[Step, set[int]] = {}
     for c, one in chosen.items():
@@ -207,18 +209,24 @@ def _served(
     return {step: found[step] for step in schedule.steps if step in found}
 
 
-def _sums_shards(problem: Problem, one: Collective) -> bool:
-    """Return whether the all-reduce ``one`` sums reduced shards over replicas, and not parts of a
-    gradient that is reduced behind it, as tensor parallelism has them.
-    """
-    reduced = {
+def _reduced(problem: Problem) -> set[int]:
+    """Return the nodes that have results of reduce-scatters."""
+    return {
         node
         for c in problem.collectives
         if not c.on_path and problem.keys[c.key].kind == CollectiveKind.REDUCE_SCATTER
         for node in (c.wait, *c.epilogue)
     }
+
+
+def _sums_shards(problem: Problem, one: Collective, reduced: Collection[int]) -> bool:
+    """Return whether the all-reduce ``one`` sums shards over replicas, which are ``reduced``, and
+    not parts of a gradient that is reduced behind it, as tensor parallelism has them.
+    """
     return any(
-        not reduced.isdisjoint(problem.predecessors[node]) for node in (one.start, *one.prologue)
+        before in reduced
+        for node in (one.start, *one.prologue)
+        for before in problem.predecessors[node]
     )
 
 
