@@ -16,6 +16,7 @@ from apsched.config import (
     DEFAULT_OPTIMIZER,
     DEFAULT_RESERVE,
     OPTIMIZERS,
+    RESERVE_OF_FIXED_SEGMENTS,
     MilpOptions,
     Option,
     SolveOptions,
@@ -245,7 +246,8 @@ OPTIONS: tuple[Option, ...] = (
         setting=True,
         help=(
             "share of the device's memory that fragmentation may take (default:"
-            f" {100 * DEFAULT_RESERVE:g}%, an assumption)"
+            f" {100 * DEFAULT_RESERVE:g}%, enough with expandable segments;"
+            f" {100 * RESERVE_OF_FIXED_SEGMENTS:g}% without)"
         ),
     ),
     Option(

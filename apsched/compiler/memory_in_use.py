@@ -6,6 +6,8 @@ and the state of an optimizer. Anything above that is other memory, which no sch
 Cached blocks that hold no tensor count as free: the allocator gives them to the graph.
 """
 
+import logging
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -15,6 +17,7 @@ import torch
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.job import running_job
 from apsched.compiler.settings import Settings
+from apsched.config import RESERVE_OF_FIXED_SEGMENTS
 from apsched.costs.optimizer_state import JobOptimizer, StatedOptimizer, job_optimizer
 from apsched.costs.optimizer_step import CountedOptimizer, state_bytes
 from apsched.names import direction_named
@@ -31,6 +34,11 @@ the job.
 """
 _NO_LIMIT = 2**62
 """Bytes of no device: more than any has."""
+_EXPANDABLE = "expandable_segments:true"
+_ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_warned: list[bool] = []
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +83,9 @@ def agreed_memory(settings: Settings, agreement: GraphAgreement | None) -> Memor
     if settings.solve_request.memory_cap is not None or agreement is None:
         return MemoryInUse()
     stated = settings.optimizer
-    return _largest(stated if isinstance(stated, JobOptimizer) else None, agreement)
+    in_use = _largest(stated if isinstance(stated, JobOptimizer) else None, agreement)
+    _warn_of_fragmentation(in_use, settings.solve_request.reserve, agreement.job.rank)
+    return in_use
 
 
 def working() -> ExitStack:
@@ -102,7 +112,26 @@ def in_job_account(
     own = None if isinstance(optimizer, str) else job_optimizer(optimizer)
     with GraphAgreement(job, groups) as agreement:
         in_use = _largest(own, agreement)
+    _warn_of_fragmentation(in_use, request.reserve, job.rank)
     return tuple(with_memory_in_use(graph, in_use, request.optimizer) for graph in graphs)
+
+
+def _warn_of_fragmentation(in_use: MemoryInUse, reserve: float, rank: int) -> None:
+    """Warn once in a job whose allocator may need more than ``reserve`` for fragmentation."""
+    settings = [os.environ.get(name, "") for name in _ALLOCATOR_VARIABLES]
+    is_expandable = any(_EXPANDABLE in text.replace(" ", "").lower() for text in settings)
+    if in_use.total_bytes is None or is_expandable or reserve >= RESERVE_OF_FIXED_SEGMENTS:
+        return
+    if not _warned and rank == 0:
+        _warned.append(True)
+        logger.warning(
+            "reserve: expected PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, found another"
+            " setting of torch's allocator, whose fragmentation took up to %g %% of a device of 80"
+            " GiB; %g %% are reserved: set it, or pass reserve=%g (docs/memory.md)",
+            100 * RESERVE_OF_FIXED_SEGMENTS,
+            100 * reserve,
+            RESERVE_OF_FIXED_SEGMENTS,
+        )
 
 
 def _largest(optimizer: JobOptimizer | None, agreement: GraphAgreement) -> MemoryInUse:

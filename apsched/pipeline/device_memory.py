@@ -13,7 +13,7 @@ from typing import Any
 
 import networkx as nx
 
-from apsched.config import DEFAULT_OPTIMIZER, DEFAULT_RESERVE
+from apsched.config import DEFAULT_OPTIMIZER, DEFAULT_RESERVE, RESERVE_OF_FIXED_SEGMENTS
 from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.optimizer_step import CountedOptimizer, Shards, state_bytes, step_us
 from apsched.graph.records import NodeRecord
@@ -105,7 +105,7 @@ class MemoryAccount:
             ("other memory of the device (measured)", beside.other_bytes),
             ("gradients of the micro-batches before", beside.gradient_bytes),
             (
-                f"reserve for fragmentation ({100 * self.reserve:g} %, assumed)",
+                f"reserve for fragmentation ({100 * self.reserve:g} %{_allocator(self.reserve)})",
                 round(self.reserve * beside.device_bytes),
             ),
         )
@@ -120,6 +120,13 @@ class MemoryAccount:
     def left_bytes(self) -> int:
         """The memory left for the graph: the default memory cap; 0 if none is left."""
         return max(self.beside.device_bytes - sum(line.size_bytes for line in self.lines), 0)
+
+
+def _allocator(reserve: float) -> str:
+    """Return the allocator that ``reserve`` is enough for, in words, as far as it was measured."""
+    if DEFAULT_RESERVE <= reserve < RESERVE_OF_FIXED_SEGMENTS:
+        return ", with expandable segments"
+    return ""
 
 
 def beside_graphs(dags: Sequence[nx.DiGraph], cluster: Cluster) -> tuple[BesideGraph, ...]:

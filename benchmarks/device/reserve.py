@@ -4,8 +4,8 @@ PyTorch's caching allocator holds blocks that no tensor fills. A step that needs
 at its peak therefore needs a device with L > P bytes free, and ``--reserve`` is the share
 1 - P / L of it. This benchmark finds L: training steps of one process rank of many (a fake process
 group stands for the others) run under lower and lower limits of the allocator, each from an empty
-cache, until they run out of memory. Both of its modes are measured, as is eager FSDP2 without
-apsched. Exit status: 0 done, or no GPU here; 2 wrong use.
+cache, until they run out of memory. Both of its modes are measured. Exit status: 0 done, or no GPU
+here; 2 wrong use.
 """
 
 import argparse
@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.fx import GraphModule
 
 from apsched.capture.captured import Capture
@@ -98,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         budget = parse_number(args.budget, "--budget")
         for case in args.case or ["llama3-8b:fsdp=64:2048:32", "llama3-8b:fsdp=8,tp=8:8192:8"]:
-            for row in _rows_of(case, budget, torch.device("cuda")):
+            for row in _rows_of(case, budget, torch.device("cuda", 0)):
                 found["rows"].append(asdict(row))
                 print(row, f"{100 * row.share:.2f} %", file=sys.stderr, flush=True)
                 if args.out:
@@ -129,9 +127,6 @@ def _rows_of(case: str, budget: float, device: torch.device) -> Sequence[Reserve
             rows += _both_modes(f"{name}: {schedule}", step, device)
             del step
             _forget()
-        if preset == "llama3-8b" and mesh.fsdp == mesh.world_size:
-            eager = Fsdp2Step(seq_len, built.num_layers, device)
-            rows += _both_modes(f"{name}: eager FSDP2", eager, device)
     return rows
 
 
@@ -192,39 +187,6 @@ class GraphStep:
     def _run(self, k: int, boxed: list[Any]) -> Any:
         graph = self._graphs[k]
         return run_counting(graph.module, boxed, self._dags[k], graph.kept_inputs, count=False)[0]
-
-
-class Fsdp2Step:
-    """A training step of eager FSDP2 with AdamW, of LLaMA-3 8B by Transformers."""
-
-    def __init__(self, seq_len: int, num_layers: int, device: torch.device) -> None:
-        with torch.device("meta"):
-            model: Any = transformers.LlamaForCausalLM(
-                transformers.LlamaConfig(
-                    vocab_size=128256,
-                    hidden_size=4096,
-                    intermediate_size=14336,
-                    num_hidden_layers=num_layers,
-                    num_attention_heads=32,
-                    num_key_value_heads=8,
-                    max_position_embeddings=seq_len,
-                )
-            )
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        for layer in model.model.layers:
-            fully_shard(layer, mp_policy=policy)
-        fully_shard(model, mp_policy=policy)
-        model.to_empty(device=device)
-        for parameter in model.parameters():
-            torch.nn.init.zeros_(parameter)
-        self._model = model
-        self._optimizer = torch.optim.AdamW(model.parameters())
-        self._tokens = torch.zeros(1, seq_len, dtype=torch.int64, device=device)
-
-    def __call__(self) -> None:
-        self._model(self._tokens, labels=self._tokens, use_cache=False).loss.backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
 
 
 def _both_modes(name: str, step: Step, device: torch.device) -> list[Reserve]:

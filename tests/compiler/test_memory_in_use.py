@@ -1,6 +1,7 @@
 """The memory that a job has in use on its device counts in the default cap."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -184,3 +185,42 @@ def test_too_much_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_in_use, "measured", lambda _: found)
     with pytest.raises(InfeasibleError, match=r"other memory of the device \(measured\)"):
         account_of(0)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "reserve", "rank", "warned"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "", 0.05, 0, True),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False", 0.05, 0, True),
+        (
+            "PYTORCH_CUDA_ALLOC_CONF",
+            "max_split_size_mb:64, expandable_segments: True",
+            0.05,
+            0,
+            False,
+        ),
+        ("PYTORCH_ALLOC_CONF", "expandable_segments:True", 0.05, 0, False),
+        ("PYTORCH_CUDA_ALLOC_CONF", "", 0.12, 0, False),
+        ("PYTORCH_CUDA_ALLOC_CONF", "", 0.05, 1, False),
+    ],
+)
+def test_a_small_reserve_needs_expandable_segments(
+    monkeypatch, caplog, variable, text, reserve, rank, warned
+):
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, text)
+    monkeypatch.setattr(memory_in_use, "_warned", [])
+    found = in_use(80 * MIB, 0, 0)
+    monkeypatch.setattr(memory_in_use, "_largest", lambda *_: found)
+    job = SimpleNamespace(job=SimpleNamespace(rank=rank))
+    for _ in range(2):
+        assert agreed_memory(Settings.of({"reserve": reserve}), job) == found
+    assert caplog.text.count("expandable_segments:True") == warned
+
+
+def test_a_job_without_a_gpu_is_not_warned(monkeypatch, caplog):
+    monkeypatch.setattr(memory_in_use, "_warned", [])
+    monkeypatch.setattr(memory_in_use, "_largest", lambda *_: MemoryInUse())
+    agreed_memory(Settings.of({}), SimpleNamespace(job=SimpleNamespace(rank=0)))
+    assert caplog.text == ""
