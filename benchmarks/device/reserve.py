@@ -25,7 +25,7 @@ from apsched.capture.fake_world import world
 from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
-from apsched.errors import ApschedError
+from apsched.errors import ApschedError, InputError
 from apsched.graph.export.export import export_graph
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
@@ -39,6 +39,7 @@ from benchmarks.common.live_bytes import run_counting
 from benchmarks.device.measure import NO_GPU, real_tensor
 
 EXPANDABLE = "expandable_segments"
+_PARTS = "PRESET:MESH:SEQ:LAYERS"
 _NUM_STEPS = 3
 _WITHIN = 0.002
 """Distance of the limits between which the least one lies, as a share."""
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--case",
-        metavar="PRESET:MESH:SEQ:LAYERS",
+        metavar=_PARTS,
         action="append",
         help="several times (default llama3-8b:fsdp=64:2048:32 and llama3-8b:fsdp=8,tp=8:8192:8)",
     )
@@ -109,7 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _rows_of(case: str, budget: float, device: torch.device) -> Sequence[Reserve]:
-    preset, mesh_text, seq, layers = case.split(":")
+    parts = case.split(":")
+    if len(parts) != len(_PARTS.split(":")):
+        raise InputError(f"--case: expected {_PARTS}, found {case!r}")
+    preset, mesh_text, seq, layers = parts
     mesh, seq_len = MeshSpec.parse(mesh_text), parse_count(seq, "--case", least=8)
     rows = []
     with world(mesh.world_size):

@@ -244,3 +244,10 @@ def test_without_a_gpu_there_is_no_reserve(capsys):
         pytest.skip("there is a GPU")
     assert reserve.main([]) == 0
     assert capsys.readouterr().out.strip() == NO_GPU
+
+
+def test_a_wrong_case_is_wrong_use(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    assert reserve.main(["--case", "llama3-8b:fsdp=64"]) == 2
+    assert "expected PRESET:MESH:SEQ:LAYERS, found 'llama3-8b:fsdp=64'" in capsys.readouterr().err
