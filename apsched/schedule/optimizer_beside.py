@@ -1,8 +1,9 @@
 """The time of a training step whose optimizer runs beside collectives.
 
 An optimizer that updates all parameters at once waits for the last reduction, and the first gather
-of the next step waits for it. One that updates each parameter by itself (a hook of its gradient;
-``early_step_in_backward`` of TorchTitan) shares the compute stream with the ends of both graphs:
+of the next step waits for it. One that updates each parameter by itself (in a hook of its gradient,
+``Tensor.register_post_accumulate_grad_hook``) shares the compute stream with the ends of both
+graphs:
 
 1. a parameter is updated behind the last compute of backward, once its gradient is reduced;
 2. forward begins behind the last wait of backward; a gather is launched behind the updates of its
@@ -27,7 +28,7 @@ from apsched.schedule.clocks import FreeClock
 from apsched.schedule.schedule import Schedule, StepKind
 from apsched.schedule.simulate import Replay
 
-REDUCTIONS = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
+_REDUCTIONS = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
 Scheduled = tuple[Problem, Schedule]
 
 
@@ -141,7 +142,7 @@ def last_reductions(problem: Problem) -> dict[int, tuple[str, ...]]:
     """Return for each collective the parameters whose gradients it reduces as the last one."""
     last: dict[str, int] = {}
     for c, collective in enumerate(problem.collectives):
-        if problem.keys[collective.key].kind in REDUCTIONS and not collective.on_path:
+        if problem.keys[collective.key].kind in _REDUCTIONS and not collective.on_path:
             before = last.get(collective.module)
             if before is None or problem.collectives[before].wait < collective.wait:
                 last[collective.module] = c
