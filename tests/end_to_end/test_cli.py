@@ -61,8 +61,11 @@ def test_solve_a_preset_from_end_to_end(run: Run, tmp_path: Path) -> None:
     ran = run("solve", *PRESET, "--json", "--budget", "1", "-o", "out")
     assert ran.code == 0, ran.stderr
     report = json.loads(ran.stdout)
-    assert set(report) == {"schema", "source", "options", "cluster", "graphs", "keep"}
+    keys = {"schema", "source", "options", "cluster", "graphs", "keep", "with_optimizer"}
+    assert set(report) == keys
     assert report["options"]["--keep"] == "auto", "the default, so that the options say it"
+    whole = report["with_optimizer"]
+    assert 0 < whole["bound_us"] <= whole["beside_us"] <= whole["behind_us"]
     assert (report["schema"], report["source"], report["cluster"]) == (1, "llama3-debug", "h100")
     assert [graph["name"] for graph in report["graphs"]] == ["forward", "backward"]
     for graph in report["graphs"]:
