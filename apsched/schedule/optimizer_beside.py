@@ -22,7 +22,7 @@ neither faster; the second, since the compute stream does all of that work.
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from apsched.kinds import CollectiveKind, NodeKind
+from apsched.kinds import CollectiveKind
 from apsched.problem.problem import Problem
 from apsched.schedule.clocks import FreeClock
 from apsched.schedule.schedule import Schedule, StepKind
@@ -47,16 +47,16 @@ def step_beside_optimizer(
         Replay(problem, schedule, clock, [groups.index(group) for group in problem.streams])
         for problem, schedule in (backward, forward)
     )
-    updates = _Updates(clock, _by_need(forward, update_ticks), rest_ticks)
+    updates = _Updates(clock, _by_need(forward[0], fore, update_ticks), rest_ticks)
     reduced_at = last_reductions(backward[0])
-    behind = 1 + max(_working_steps(*backward), default=-1)
+    behind = 1 + max((*back.launched_by, *_computing(*backward)), default=-1)
     for k in range(len(backward[1].steps)):
         if k >= behind and k in back.waited_by:
             updates.run_until(clock.ends[back.transfer_of(k)])
         back.run(k)
         for c in back.waited_by.get(k, ()):
             updates.may_run.update(reduced_at.get(c, ()))
-    begin = _first_need(*forward)
+    begin = min((*fore.waited_by, *_computing(*forward)), default=len(forward[1].steps))
     serving = _collectives_served(forward[0])
     for k in range(begin):
         step = forward[1].steps[k]
@@ -96,46 +96,21 @@ class _Updates:
             self.run([name])
 
 
-def _by_need(forward: Scheduled, update_ticks: Mapping[str, int]) -> dict[str, int]:
-    """Return ``update_ticks`` in the order in which ``forward`` launches the parameters."""
-    problem, schedule = forward
+def _by_need(problem: Problem, replay: Replay, update_ticks: Mapping[str, int]) -> dict[str, int]:
+    """Return ``update_ticks`` in the order in which forward launches the parameters."""
     launched = dict.fromkeys(
-        problem.collectives[c].module
-        for _, members in _launches(problem, schedule)
-        for c in members
+        problem.collectives[c].module for members in replay.launched_by.values() for c in members
     )
     order = [*(name for name in launched if name in update_ticks), *update_ticks]
     return {name: update_ticks[name] for name in order}
 
 
-def _launches(problem: Problem, schedule: Schedule) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield the steps that launch, with the collectives that they launch."""
-    for k, step in enumerate(schedule.steps):
-        if step.kind is StepKind.START:
-            yield k, schedule.buckets[step.index].members
-        elif step.kind is StepKind.NODE and problem.kinds[step.index] is NodeKind.START:
-            yield k, (problem.collective_of_node[step.index],)
-
-
-def _working_steps(problem: Problem, schedule: Schedule) -> Iterator[int]:
-    """Yield the steps of compute that keeps its place, and launches."""
-    yield from (k for k, _ in _launches(problem, schedule))
+def _computing(problem: Problem, schedule: Schedule) -> Iterator[int]:
+    """Yield the steps of compute that keeps its place."""
     compute_order = frozenset(problem.compute_order)
     for k, step in enumerate(schedule.steps):
         if step.kind is StepKind.NODE and step.index in compute_order:
             yield k
-
-
-def _first_need(problem: Problem, schedule: Schedule) -> int:
-    """Return the first step that waits, or computes and keeps its place."""
-    compute_order = frozenset(problem.compute_order)
-    for k, step in enumerate(schedule.steps):
-        is_node = step.kind is StepKind.NODE
-        if step.kind is StepKind.WAIT or (
-            is_node and (step.index in compute_order or problem.kinds[step.index] is NodeKind.WAIT)
-        ):
-            return k
-    return len(schedule.steps)
 
 
 def last_reductions(problem: Problem) -> dict[int, tuple[str, ...]]:

@@ -70,13 +70,13 @@ def optimizer_ends(results: Sequence[Result], bound_us: float) -> OptimizerEnds 
 
 def _values_reduced(backward: Problem) -> Mapping[str, int]:
     """Return the number of values of the gradient of each parameter that ``backward`` reduces, in
-    the shard of a process rank.
+    the shard of a process rank; none where a gradient has another dtype than parameters have.
     """
     found: dict[str, int] = {}
     for c, names in last_reductions(backward).items():
         collective = backward.collectives[c]
-        dtype = backward.keys[collective.key].dtype
-        found.update(
-            (name, collective.output_bytes // BYTES_OF_DTYPE.get(dtype, 4)) for name in names
-        )
+        value_bytes = BYTES_OF_DTYPE.get(backward.keys[collective.key].dtype)
+        if value_bytes is None:
+            return {}
+        found.update((name, collective.output_bytes // value_bytes) for name in names)
     return found

@@ -59,3 +59,7 @@ def test_a_step_without_known_updates_has_none(results):
     unnamed = tuple(replace(c, module="") for c in backward.problem.collectives)
     problem = replace(backward.problem, collectives=unnamed)
     assert optimizer_ends([forward, replace(backward, problem=problem)], 0.0) is None
+    keys = tuple(replace(key, dtype="float4") for key in backward.problem.keys)
+    unknown = replace(backward, problem=replace(backward.problem, keys=keys))
+    assert optimizer_ends([forward, unknown], 0.0) is None
+    assert optimizer_ends([forward, backward], 0.0) is not None
