@@ -93,6 +93,16 @@ def test_a_bucket_is_launched_behind_the_updates_of_all_its_members() -> None:
     assert step_beside_optimizer((ahead, steps), (behind, late), {"a": 3, "b": 4}) == 30 + 4 + 16
 
 
+def test_updates_do_not_put_off_a_launch() -> None:
+    """b is reduced at 15, then a from 15 to 25, beside updates that nothing reduces; a is updated
+    at 28, its gather ends at 32 beside the update of b, and 12 of compute follow.
+    """
+    ahead, behind = forward(), backward()
+    late = schedule(behind, "saved grad_b rs_b grad_a wait_b rs_a wait_a output")
+    pair = (ahead, schedule(ahead, FORWARD)), (behind, late)
+    assert step_beside_optimizer(*pair, {"a": 3, "b": 4}, 10) == 44
+
+
 def test_the_all_reduce_behind_a_reduce_scatter_counts() -> None:
     hand = ByHand()
     gradient = hand.compute("grad", 5, size=KIB)
