@@ -262,8 +262,8 @@ def _refuse_reads_outside(backward: CapturedGraph) -> None:
             raise InputError(
                 f"{name}: expected each parameter to be read in the forward of its own unit, since"
                 " keep decides which units stay gathered; found that it is read outside, too: leave"
-                " keep out, or do not call fully_shard on that unit, so that the unit around it has"
-                " its parameters"
+                " keep out (and accumulate, where keep is auto), or do not call fully_shard on that"
+                " unit, so that the unit around it has its parameters"
             )
 
 

@@ -1,8 +1,9 @@
 """``tune_fsdp2``: eager FSDP2 set up by a solved schedule, in the job and in one call."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -20,32 +21,34 @@ from apsched.compiler.schedule_graph import Launches, all_or_none
 from apsched.compiler.settings import Settings
 from apsched.config import Caps
 from apsched.errors import InfeasibleError, InputError
+from apsched.integrations.eager.accumulation import UnitsToShare
 from apsched.integrations.eager.agreed import as_launches, units_agreement
-from apsched.integrations.eager.kept import (
-    KeptInPart,
-    KeptUnits,
-    UnitsToKeep,
-    agreed_choice,
-    request_of,
+from apsched.integrations.eager.kept import KeptUnits, UnitsToKeep, agreed_choice, request_of
+from apsched.integrations.eager.micro_batches import (
+    Fsdp2MicroBatches,
+    micro_batches_of_units,
+    pair_of_results,
+    steps_in_words,
 )
-from apsched.integrations.eager.settings import Fsdp2Settings, in_words, lacks_buffers, set_up
+from apsched.integrations.eager.settings import in_words, lacks_buffers, set_up
 from apsched.integrations.eager.solve_units import answered_as_units, units_in_order, untuned_of
+from apsched.integrations.eager.tuning import Fsdp2Tuning
 from apsched.integrations.fsdp2 import checked_settings, fsdp2_plan, solved_graphs
-from apsched.integrations.fsdp2_units import running_units, some, units_of, unread_parameters
+from apsched.integrations.fsdp2_units import running_units, units_of, unread_parameters
 from apsched.integrations.unit_order import Units
+from apsched.names import mark_of
 from apsched.pipeline.assumptions import check_hints
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph, under_plan
 from apsched.problem.problem import Problem
-from apsched.quantities import show_us
-from apsched.report.assumed_sizes import assumed_text
+from apsched.quantities import checked_count
 from apsched.report.explanation import explain_in_job
 from apsched.schedule.result import Scored
 from apsched.solver import solve_requested
 from apsched.torch_compat.compilers import plain_parameter_name, uncompiled
-from apsched.units import ticks_to_us
-from apsched.whole_step.keep_request import KeepRequest
+from apsched.whole_step.accumulation.step import with_gradients
+from apsched.whole_step.keep_request import AUTO, KeepRequest
 
 _FIXED = {"max_compute_move": 0}
 _REFUSED = ("plan", "bitwise", "parameter_order", "second_group", "max_compute_move", "schedule")
@@ -53,97 +56,30 @@ _REFUSED = ("plan", "bitwise", "parameter_order", "second_group", "max_compute_m
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fsdp2Tuning:
-    """The result of :func:`tune_fsdp2`."""
-
-    settings: Fsdp2Settings | None
-    """The settings of the units; ``None`` where an error left the model as it was."""
-    results: tuple[Result, ...]
-    """Of the forward and the backward graph."""
-    untuned: tuple[Scored, ...] = ()
-    """FSDP2's schedule of each graph without settings, with the units kept that ``fully_shard``
-    keeps.
-    """
-    choices: Mapping[str, float | None] = field(default_factory=dict)
-    """With ``keep="auto"`` the step time of each common choice of kept units that was solved, in
-    microseconds; ``None`` where one does not fit.
-    """
-    in_part: KeptInPart | None = None
-    """The cost of whole units, where ``keep`` names a part of some."""
-    lacks_buffers: bool = False
-    """This torch keeps one reduce-scatter in flight, and the schedule has more: the step may take
-    longer than predicted.
-    """
-    unread: tuple[str, ...] = ()
-    """Parameters that the step ``model(*inputs)`` does not read, of units that it runs: FSDP2
-    gathers them with their unit, and the prediction has neither their gather nor their memory.
-    """
-
-    @property
-    def step_time_us(self) -> float:
-        """Step time that the costs predict; 0 where nothing was set."""
-        return sum(result.step_time_us or 0.0 for result in self.results)
-
-    @property
-    def untuned_us(self) -> float:
-        """The same of FSDP2 without settings: the next unit's gather in flight, no more."""
-        return ticks_to_us(sum(one.step_time_ticks for one in self.untuned))
-
-    @property
-    def gain(self) -> float:
-        """Share of the step time that is saved, as the costs predict it."""
-        return 1 - self.step_time_us / self.untuned_us if self.untuned_us else 0.0
-
-    def _change(self) -> str:
-        """Return the change of the step time in words."""
-        if self.gain >= 0:
-            return f"{100 * self.gain:.1f} % less"
-        caps = (result.caps.memory_cap_bytes for result in self.results)
-        pairs = zip(caps, self.untuned, strict=True)
-        exceeds = any(cap is not None and one.peak_memory_bytes > cap for cap, one in pairs)
-        return f"{-100 * self.gain:.1f} % more{', to fit the memory cap' if exceeds else ''}"
-
-    def __str__(self) -> str:
-        """Return one line about it."""
-        if self.settings is None:
-            return "FSDP2 stays unchanged"
-        return (
-            f"FSDP2 tuned: {len(self.settings.units)} units, step time"
-            f" {show_us(self.step_time_us)} predicted, {show_us(self.untuned_us)} untuned"
-            f" ({self._change()}){'' if self.in_part is None else f'; {self.in_part}'}"
-            f"{self._few_buffers()}{self._without_unread()}{self._assumed()}"
-        )
-
-    def _assumed(self) -> str:
-        """Return the sizes that depend on data in words."""
-        found = [(one.problem.name, one.assumptions) for one in self.results]
-        return "".join(f"; {name} assumes {assumed_text(sizes)}" for name, sizes in found if sizes)
-
-    def _without_unread(self) -> str:
-        if not self.unread:
-            return ""
-        return (
-            f"; predicted without the gather of {some(self.unread)}, which the captured step does"
-            " not read and FSDP2 gathers with the rest of the unit (where a loss outside of forward"
-            " reads it, tune with a forward that does)"
-        )
-
-    def _few_buffers(self) -> str:
-        if self.settings is None or not self.lacks_buffers:
-            return ""
-        return (
-            f"; predicted with {self.settings.reduce_scatter_buffers} reduce-scatters in flight,"
-            " this torch keeps one (torch 2.13 has a setting for it)"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Solved:
-    """Both graphs, solved, before anything is set."""
+    """The graphs, solved, before anything is set."""
 
-    results: tuple[Result, ...]
+    pairs: tuple[tuple[int, tuple[Result, ...]], ...]
+    """Number of micro-batches, and their answers for forward and backward, in order."""
     untuned: tuple[Scored, ...]
     kept: KeptUnits | None = None
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """The answers for all graphs, each once."""
+        return tuple(self._by_name.values())
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How often a step runs each of ``results``."""
+        runs = Counter[str]()
+        for count, results in self.pairs:
+            runs.update({one.problem.name: count for one in results})
+        return tuple(runs[name] for name in self._by_name)
+
+    @property
+    def _by_name(self) -> dict[str, Result]:
+        return {one.problem.name: one for _, results in self.pairs for one in results}
 
 
 def tune_fsdp2(
@@ -151,6 +87,7 @@ def tune_fsdp2(
     inputs: Any,
     *,
     keep: str | PathLike[str] | Sequence[str] | None = None,
+    accumulate: int = 1,
     **settings: Any,
 ) -> Fsdp2Tuning:
     """Set up ``model``, on which ``fully_shard`` was called, to gather in the order of a solved
@@ -179,6 +116,14 @@ def tune_fsdp2(
         takes the place of ``reshard_after_forward``, which counts where ``keep`` is ``None``. FSDP2
         keeps whole units: where names are a part of one, the faster of both ways to keep it whole
         is set, and ``in_part`` has the cost.
+    accumulate
+        Micro-batches of a step, one after the other; ``inputs`` are of one. With more than one the
+        choice is also which units stay gathered until the next micro-batch, and which gradients are
+        added and reduced once (docs/accumulate.md); ``keep`` is ``"auto"`` then where it is not
+        stated, and takes these entries, too. Nothing is set yet: call :meth:`Fsdp2Tuning.begin`
+        before each micro-batch. Gradients are bit for bit those of the same switches set by hand;
+        gradients that are added before their reduction differ in the last bits from those reduced
+        each time.
     settings
         See :class:`apsched.compiler.settings.Settings`: cluster, memory_cap, budget, on_error ...
 
@@ -189,14 +134,17 @@ def tune_fsdp2(
         schedule; nothing is set then, on any process rank.
     """
     chosen = _chosen(settings)
+    accumulate = checked_count(accumulate, "accumulate", least=1)
+    wanted = AUTO if keep is None and accumulate > 1 else keep
     model = uncompiled(model)
     given = inputs_of(inputs)
 
     def attempt(agreement: GraphAgreement | None) -> tuple[_Solved | None, Launches]:
-        request = None if keep is None else request_of(keep, model)
+        request = None if wanted is None else request_of(wanted, model, accumulate)
         if agreement is not None:
             words = None if request is None else ", ".join(request.entries) or request.mode
-            agreement.same_settings("fully_shard", {"keep": str(words)})
+            stated = {"keep": str(words), "accumulate": str(accumulate)}
+            agreement.same_settings("fully_shard", stated)
         with agreement.job.working() if agreement else nullcontext():
             capture = _captured(model, given, gathers_again=request is not None)
             hinted = (replace(graph, hints=chosen.stated_hints) for graph in capture.graphs)
@@ -204,12 +152,12 @@ def tune_fsdp2(
         if request is None:
             solved = _solved_graphs(model, capture, chosen, agreement)
         else:
-            solved = _solved_step(model, capture, request, chosen, agreement)
+            solved = _solved_step(model, capture, request, accumulate, chosen, agreement)
         sizes = [s for one in solved.results if (a := one.assumptions) for s in a.sizes]
         check_hints(chosen.stated_hints, sizes, "hints", "the step has")
-        units = running_units(units_of(model), solved.results[0].problem)
-        settings = checked_settings(model, units, solved_graphs(solved.results))
-        return solved, as_launches(in_words(settings), agreement)
+        found = _settings(model, solved)
+        texts = in_words(found.settings[0]) if accumulate == 1 else steps_in_words(found)
+        return solved, as_launches(texts, agreement)
 
     as_it_was: _Solved | None = None
     solved = all_or_none(
@@ -221,18 +169,26 @@ def tune_fsdp2(
     )
     if solved is None:
         return Fsdp2Tuning(settings=None, results=())
-    units = running_units(units_of(model), solved.results[0].problem)
-    applied = checked_settings(model, units, solved_graphs(solved.results))
-    unread = unread_parameters(units, solved.results[0].problem)
+    return _tuned(model, solved, accumulate)
+
+
+def _tuned(model: nn.Module, solved: _Solved, accumulate: int) -> Fsdp2Tuning:
+    """Set up ``model``, of several micro-batches nothing yet, and return the result."""
+    steps = _settings(model, solved)
+    unread = unread_parameters(steps.units, solved.results[0].problem)
     sharded = gathered_by_fsdp2(model)
-    set_up(model, units, applied)
+    applied = steps.settings[0]
+    if accumulate == 1:
+        set_up(model, steps.units, applied)
     return Fsdp2Tuning(
         settings=applied,
         results=solved.results,
+        counts=solved.counts,
         untuned=solved.untuned,
+        micro_batches=steps if accumulate > 1 else None,
         choices={} if solved.kept is None else solved.kept.choices,
         in_part=None if solved.kept is None else solved.kept.in_part,
-        lacks_buffers=lacks_buffers(model, applied),
+        lacks_buffers=any(lacks_buffers(model, one) for one in steps.settings),
         unread=tuple(name for name in unread if name in sharded),
     )
 
@@ -266,7 +222,8 @@ def _solved_graphs(
     for graph in capture.graphs:  # forward first: its order is that of the units
         forward = results[0].problem if results else None
         results = (*results, _solved(model, graph, settings, agreement, forward))
-    return _Solved(results=results, untuned=tuple(untuned_of(one.answer) for one in results))
+    untuned = tuple(untuned_of(one.answer) for one in results)
+    return _Solved(pairs=((1, results),), untuned=untuned)
 
 
 def _solved(
@@ -297,24 +254,45 @@ def _solved_step(
     model: nn.Module,
     capture: Capture,
     keep: KeepRequest,
+    accumulate: int,
     settings: Settings,
     agreement: GraphAgreement | None,
 ) -> _Solved:
-    """Return both graphs solved, with the units of ``keep`` kept; ``capture`` has all of them
-    gathered again.
+    """Return the graphs of all micro-batches solved, with the units of ``keep`` kept; ``capture``
+    has all of them gathered again.
     """
     kept_now = kept_by_fsdp2(model)
-    step = UnitsToKeep.of(model, capture, keep, settings, agreement, kept_now)
-    found = agreed_choice(step, agreement)
+    one = UnitsToKeep.of(model, capture, keep, settings, agreement, kept_now)
     with agreement.job.working() if agreement else nullcontext():
-        graphs, caps = step.graphs(found)
-        untuned = step.untuned()
-    units = units_in_order(model, step.step.graphs[0].problem)
-    results = []
-    for graph, limits in zip(graphs, caps, strict=True):
-        request = step.step.request
-        results.append(_scheduled(graph, limits, request, settings, agreement, units))
-    return _Solved(results=tuple(results), untuned=untuned, kept=found)
+        step = one if accumulate == 1 else UnitsToShare.of(one, accumulate)
+    found = agreed_choice(step.chosen, agreement)
+    with agreement.job.working() if agreement else nullcontext():
+        pairs, untuned = step.pairs(found), one.untuned()
+    units = units_in_order(model, one.step.graphs[0].problem)
+    known: dict[tuple[str, Caps], Result] = {}
+    solved = []
+    for pair in pairs:
+        results = []
+        for graph, caps, held in zip(pair.graphs, pair.caps, pair.gradient_bytes, strict=True):
+            key = graph.problem.name, caps
+            if key not in known:
+                result = _scheduled(graph, caps, one.step.request, settings, agreement, units)
+                known[key] = with_gradients(result, held)
+            results.append(known[key])
+        solved.append((pair.count, tuple(results)))
+    return _Solved(pairs=tuple(solved), untuned=untuned, kept=found)
+
+
+def _settings(model: nn.Module, solved: _Solved) -> Fsdp2MicroBatches:
+    """Return the settings of the units that run, for each micro-batch."""
+    units = running_units(units_of(model), solved.results[0].problem)
+    if len(solved.pairs) == 1 and solved.pairs[0][0] == 1:
+        one = checked_settings(model, units, solved_graphs(solved.results))
+        return Fsdp2MicroBatches(model=model, units=units, settings=(one,))
+    pairs = [pair_of_results(count, *results) for count, results in solved.pairs]
+    kept = () if solved.kept is None else solved.kept.kept
+    whole = {entry for entry in kept if not mark_of(entry)}
+    return micro_batches_of_units(model, units, pairs, whole)
 
 
 def _scheduled(

@@ -15,6 +15,7 @@ from dataclasses import replace
 from apsched.config import Caps
 from apsched.errors import InfeasibleError
 from apsched.kinds import CollectiveKind
+from apsched.names import direction_named
 from apsched.problem.problem import Collective, Problem
 from apsched.schedule.result import Scored, SolveResult
 from apsched.schedule.schedule import Schedule, Step, StepKind
@@ -93,7 +94,7 @@ def _as_units_run(problem: Problem, schedule: Schedule, units: Units) -> Iterato
     """
     for at_last in (False, True):
         together = _gathered_together(problem, schedule, units, at_last=at_last)
-        if problem.name == "forward":
+        if direction_named(problem.name) == "forward":
             yield _gathered_first(problem, together, units[0] if units else ())
         else:
             yield _reduced_in_order(problem, together, units[::-1])

@@ -15,6 +15,7 @@ from apsched.integrations.fsdp2 import apply_fsdp2
 from apsched.integrations.fsdp2_units import units_of
 from tests.helpers.graphs.unit_layouts import LAYOUTS, blocks, layout, shared
 from tests.helpers.processes import WORKERS, Job, run_jobs
+from tests.workers.training.tune_layouts_worker import SHARED
 
 TOKENS = torch.zeros(4, 8, dtype=torch.long)
 
@@ -35,6 +36,16 @@ def test_a_tuned_model_computes_what_it_did(job, name):
         assert len({*case["tuned"]}) == 4, "each step changes the loss"
         predicted, untuned = case["times"]
         assert 0 < predicted <= untuned
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", SHARED)
+def test_micro_batches_that_share_all_are_those_of_the_same_switches_set_by_hand(job, name):
+    for report in job:
+        case = report[name]["shared"]
+        assert case["tuned"] == case["by hand"]
+        assert case["tuned"][:3] == case["as it was"][:3]
+        assert len({*case["tuned"]}) == 7, "each micro-batch and each step changes the loss"
 
 
 @pytest.mark.ranks
@@ -183,7 +194,8 @@ def test_an_embedding_read_outside_of_its_unit_cannot_be_resharded():
     with (
         world(2),
         pytest.raises(
-            apsched.InputError, match=r"embedding\.weight: .* read outside, too: leave keep out, or"
+            apsched.InputError,
+            match=r"embedding\.weight: .* read outside, too: leave keep out",
         ),
     ):
         apsched.tune_fsdp2(shared(), TOKENS, keep="none", budget=0.0, memory_cap="none")

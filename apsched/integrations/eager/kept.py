@@ -6,7 +6,7 @@ stated, too, so that the answer has the cost of whole units.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -79,6 +79,18 @@ class KeptUnits:
     choices: Mapping[str, float | None]
     """Step time of common choices that were solved, by name; ``None`` where one does not fit."""
     in_part: KeptInPart | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CappedPair:
+    """Forward and backward of some of the micro-batches, and their caps."""
+
+    count: int = 1
+    """Micro-batches that run them."""
+    graphs: Graphs
+    caps: tuple[Caps, Caps]
+    gradient_bytes: tuple[int, int] = (0, 0)
+    """Gradients of the micro-batches before, outside of each graph; the caps are without them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,14 +219,15 @@ class UnitsToKeep:
             for way in ways
         ]
 
-    def graphs(self, found: KeptUnits) -> tuple[Graphs, tuple[Caps, Caps]]:
+    def pairs(self, found: KeptUnits) -> tuple[CappedPair, ...]:
         """Return both graphs with the parameters of ``found`` kept, and their caps."""
         step = self._capped()
         forward, backward = step.under(found.kept)
         more = step.communicator_bytes((forward, backward))
         first, second = step.caps
         beside = step.beside_bytes(found.kept)
-        return (forward, backward), (lowered(first, more), lowered(second, more + beside))
+        caps = lowered(first, more), lowered(second, more + beside)
+        return (CappedPair(graphs=(forward, backward), caps=caps),)
 
     def untuned(self) -> tuple[Scored, ...]:
         """Return FSDP2's schedules without settings, of the choice of ``fully_shard``."""
@@ -222,11 +235,13 @@ class UnitsToKeep:
         return tuple(untuned(graph.problem, caps, self.step.units) for graph, caps in pairs)
 
 
-def request_of(keep: object, model: nn.Module) -> KeepRequest:
-    """Return the request ``keep`` for the units of ``model``; ``InputError`` where FSDP2 has no
-    setter for it.
+def request_of(keep: object, model: nn.Module, accumulate: int = 1) -> KeepRequest:
+    """Return the request ``keep`` for the units of ``model``, in a step of ``accumulate``
+    micro-batches; ``InputError`` where FSDP2 has no setter for it.
     """
-    request = of_one_micro_batch(keep_request(keep, "keep"), "keep")  # type: ignore[arg-type]
+    request = keep_request(keep, "keep")  # type: ignore[arg-type]
+    if accumulate == 1:
+        request = of_one_micro_batch(request, "keep")
     if shared := next(filter(is_in_node, request.entries), None):
         raise InputError(
             f"keep: expected units that are kept or gathered again, found {shared!r}; FSDP2 has no"
@@ -243,11 +258,11 @@ def request_of(keep: object, model: nn.Module) -> KeepRequest:
     return request
 
 
-def agreed_choice(units: UnitsToKeep, agreement: GraphAgreement | None) -> KeptUnits:
-    """Return the choice for ``units``; with ``agreement`` one process rank solves for all."""
+def agreed_choice(choose: Callable[[], KeptUnits], agreement: GraphAgreement | None) -> KeptUnits:
+    """Return the choice of ``choose``; with ``agreement`` one process rank solves for all."""
 
     def solved() -> bytes:
-        found = units.chosen()
+        found = choose()
         part = found.in_part
         words = {
             "kept": sorted(found.kept),

@@ -127,12 +127,16 @@ class Accumulation:
     """The same for the reductions of its shards."""
     other_gradient_bytes: int
     """Gradients of the other parameters."""
+    unit_of: Mapping[str, str] = field(default_factory=dict)
+    """Parameter -> name of those that it is decided on alike with, in place of its block."""
     solved: dict[Choice, SolvedAccumulation] = field(default_factory=dict)
     _graphs: dict[tuple[str, "_Parts"], LoadedGraph] = field(default_factory=dict)
     _results: dict[tuple[int, Caps, bool], Result] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, step: Step, num_micro_batches: int) -> "Accumulation":
+    def of(
+        cls, step: Step, num_micro_batches: int, unit_of: Mapping[str, str] | None = None
+    ) -> "Accumulation":
         """Return the accumulation of ``step``; ``InputError`` for fewer than two micro-batches."""
         if not isinstance(num_micro_batches, int) or num_micro_batches < 2:
             raise InputError(
@@ -151,6 +155,7 @@ class Accumulation:
             sums=sums,
             shard_sums=gradients_of(step.graphs[1], of_shards=True),
             other_gradient_bytes=parameter_gradient_bytes(backward) - reduced,
+            unit_of=unit_of or {},
         )
         return accumulation.above_floor_of(accumulation.always)
 
@@ -268,6 +273,13 @@ class Accumulation:
         """Return the graphs of all micro-batches under ``choice``, equal ones once."""
         return tuple(pair for _, pair in sorted(self._pairs(choice), key=lambda one: one[0]))
 
+    def caps_of(self, choice: Choice, pair: CountedPair) -> tuple[Caps, Caps]:
+        """Return the caps of both graphs of ``pair``, which are graphs under ``choice``."""
+        more = self.step.communicator_bytes(self.step.under(_Parts.of(choice).kept))
+        first, second = self.step.caps
+        forward, backward = pair.beside_bytes
+        return lowered(first, more + forward), lowered(second, more + backward)
+
     def _pairs(self, choice: Choice) -> "Iterator[tuple[int, CountedPair]]":
         """Yield the graphs of micro-batches and their place, equal ones once. Those in the middle,
         which hold the most, come first; each pair is made when it is needed.
@@ -293,15 +305,11 @@ class Accumulation:
             )
 
     def _solve(self, choice: Choice, *, search_alone: bool, is_whole: bool) -> SolvedAccumulation:
-        more = self.step.communicator_bytes(self.step.under(_Parts.of(choice).kept))
         found: dict[int, CountedPair] = {}
         limits: list[Caps] = []
         left_out, too_large = False, False
         for k, some in self._pairs(choice):
-            caps = [
-                lowered(caps, more + size)
-                for caps, size in zip(self.step.caps, some.beside_bytes, strict=True)
-            ]
+            caps = self.caps_of(choice, some)
             graphs = zip(some.graphs, caps, strict=True)
             if not is_whole and any(exceeds_memory_cap(g.problem, cap) for g, cap in graphs):
                 left_out, too_large = True, True
@@ -334,7 +342,7 @@ class Accumulation:
         solved = {}
         for k, some in found.items():
             forward, backward = (
-                _with_gradients(next(results), held) for held in some.gradient_bytes
+                with_gradients(next(results), held) for held in some.gradient_bytes
             )
             solved[k] = SolvedPair(
                 count=some.count,
@@ -436,7 +444,7 @@ def _words(choice: Choice) -> str:
     return ", ".join((f"{counts['']} parameters kept", *more))
 
 
-def _with_gradients(result: Result, size_bytes: int) -> Result:
+def with_gradients(result: Result, size_bytes: int) -> Result:
     """Return ``result`` with the gradients of the micro-batches before in its account."""
     account = result.account
     if account is None:

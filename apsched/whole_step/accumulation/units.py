@@ -33,7 +33,7 @@ def units_of(
     by_need = {p.name: k for k, p in enumerate(sorted(undecided.values(), key=lambda p: p.need))}
     names = list(dict.fromkeys((*held, *sums, *undecided)))
     found, entries = [], []
-    for place, members in enumerate(_alike(names, (forward, backward))):
+    for place, members in enumerate(_alike(names, accumulation.unit_of, (forward, backward))):
         keepable = [undecided[name] for name in members if name in undecided]
         values = [value for name in members for value in held.get(name, ())]
         reductions = [one for name in members for one in sums.get(name, ())]
@@ -91,11 +91,14 @@ def _collectives(reductions: "Iterable[Reduction]", starts: Mapping[str, int]) -
     return tuple(starts[name] for one in reductions for name in one.starts if name in starts)
 
 
-def _alike(names: list[str], problems: Iterable[Problem]) -> list[list[str]]:
-    """Return the parameters in groups: those of one transformer block, and those that the plan puts
-    into one bucket.
+def _alike(
+    names: list[str], unit_of: Mapping[str, str], problems: Iterable[Problem]
+) -> list[list[str]]:
+    """Return the parameters in groups: those of one unit of ``unit_of``, or of one transformer
+    block, and those that the plan puts into one bucket.
     """
-    group = together_by_plan({name: block_of(name) or name for name in names}, problems)
+    own = {name: unit_of.get(name) or block_of(name) or name for name in names}
+    group = together_by_plan(own, problems)
     found: dict[str, list[str]] = {}
     for name, of in group.items():
         found.setdefault(of, []).append(name)

@@ -16,10 +16,14 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import apsched
+from apsched.integrations.fsdp2_units import units_of
 from tests.helpers.graphs.eager_fsdp2 import digest, shards_of
 from tests.helpers.graphs.unit_layouts import LAYOUTS
+from tests.workers.training.tune_micro_batches_worker import set_by_hand, switches_of
 
 NUM_STEPS = 3
+SHARED = ("tied in a unit", "units in units", "blocks that run again in backward")
+"""Layouts that are also tuned for several micro-batches, which share all that they may."""
 QUICK = {"budget": 0.0, "memory_cap": "none", "deadline_s": 200.0}
 
 
@@ -48,6 +52,33 @@ def layout(build: Callable[[], nn.Module], inputs: dict[str, object]) -> dict[st
         "times": [found.step_time_us, found.untuned_us],
         "tuned": trained(model, inputs),
         "as it was": trained(build(), inputs),
+    }
+
+
+def shared(build: Callable[[], nn.Module], tokens: torch.Tensor) -> dict[str, list[object]]:
+    """Return three micro-batches a step, tuned, and with the same switches set by hand."""
+
+    def losses(model: nn.Module, begin: Callable[[int], None]) -> list[object]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen: list[object] = []
+        for k in (0, 1, 2) * 2:
+            begin(k)
+            loss = model((tokens + 7 * k) % 65).square().mean()
+            loss.backward()
+            seen.append(loss.item())
+            if k == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        return [*seen, digest(shards_of(model))]
+
+    model, by_hand = build(), build()
+    found = apsched.tune_fsdp2(model, tokens, keep="all", accumulate=3, **QUICK)
+    switches = [switches_of(found, k) for k in range(3)]
+    handles = {unit.name: unit.handle for unit in units_of(by_hand)}
+    return {
+        "tuned": losses(model, found.begin),
+        "by hand": losses(by_hand, set_by_hand(handles, switches)),
+        "as it was": losses(build(), lambda k: None),
     }
 
 
@@ -92,6 +123,8 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     )
     inputs = {"tokens": tokens_of(rank)}
     report = {name: layout(build, inputs) for name, build in LAYOUTS.items()}
+    for name in SHARED:
+        report[name]["shared"] = shared(LAYOUTS[name], inputs["tokens"])
     if find_spec("transformers"):
         report["transformers"] = transformers(rank)
     (folder / f"{rank}.json").write_text(json.dumps(report))
