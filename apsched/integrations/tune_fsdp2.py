@@ -247,7 +247,9 @@ def _solved(
         (graph,) = under_plan((graph,), request)
         caps = resolve_caps(graph, request, progress)
     units = units_in_order(model, forward or problem)
-    return _scheduled(graph, caps, request, settings, agreement, units)
+    result = _scheduled(graph, caps, request, settings, agreement, units)
+    _refuse_too_little_memory([(result, 0)])
+    return result
 
 
 def _solved_step(
@@ -269,18 +271,32 @@ def _solved_step(
     with agreement.job.working() if agreement else nullcontext():
         pairs, untuned = step.pairs(found), one.untuned()
     units = units_in_order(model, one.step.graphs[0].problem)
+    request = one.step.request
     known: dict[tuple[str, Caps], Result] = {}
+    needs: list[tuple[Result, int]] = []
     solved = []
     for pair in pairs:
         results = []
-        for graph, caps, held in zip(pair.graphs, pair.caps, pair.gradient_bytes, strict=True):
-            key = graph.problem.name, caps
+        for k, graph in enumerate(pair.graphs):
+            key = graph.problem.name, pair.caps[k]
             if key not in known:
-                result = _scheduled(graph, caps, one.step.request, settings, agreement, units)
-                known[key] = with_gradients(result, held)
+                result = _scheduled(graph, pair.caps[k], request, settings, agreement, units)
+                known[key] = with_gradients(result, pair.gradient_bytes[k])
+                needs.append((known[key], pair.outside_bytes[k]))
             results.append(known[key])
         solved.append((pair.count, tuple(results)))
+    _refuse_too_little_memory(needs)
     return _Solved(pairs=tuple(solved), untuned=untuned, kept=found)
+
+
+def _refuse_too_little_memory(needs: Sequence[tuple[Result, int]]) -> None:
+    """Raise ``InfeasibleError`` where a result has no schedule; each comes with the memory of its
+    step outside of it.
+    """
+    step_bytes = max(result.answer.floor_memory_bytes + outside for result, outside in needs)
+    for result, outside in needs:
+        if result.best is None:
+            raise InfeasibleError(explain_in_job(result, outside, step_bytes))
 
 
 def _settings(model: nn.Module, solved: _Solved) -> Fsdp2MicroBatches:
@@ -303,7 +319,9 @@ def _scheduled(
     agreement: GraphAgreement | None,
     units: Units,
 ) -> Result:
-    """Return the answer for ``graph`` under its plan, on all process ranks the same."""
+    """Return the answer for ``graph`` under its plan, on all process ranks the same; without a
+    schedule where none fits.
+    """
     progress = progress_of(settings)
     search = partial(
         answered_as_units,
@@ -312,7 +330,4 @@ def _scheduled(
         agreement=agreement,
         units=units,
     )
-    result = solve_graph(graph, request, progress, caps=caps, search=search)
-    if result.best is None:
-        raise InfeasibleError(explain_in_job(result))
-    return result
+    return solve_graph(graph, request, progress, caps=caps, search=search)

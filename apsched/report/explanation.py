@@ -187,19 +187,22 @@ def _ms(ticks: int) -> str:
 
 
 def explain_infeasible(
-    result: Result, every: Sequence[Result] = (), stated: Callable[[str, int], str] = _as_flag
+    result: Result,
+    every: Sequence[Result] = (),
+    stated: Callable[[str, int], str] = _as_flag,
+    step_bytes: int = 0,
 ) -> str:
     """Return why no schedule keeps the caps: which clash, at which nodes, and the least
     values that fit, memory only as far as the device has it.
 
-    The values fit all graphs of ``every``, which have the same caps. ``stated`` returns the text
-    that states a cap, by its field and value.
+    The values fit all graphs of ``every``, which have the same caps, and memory also a step that
+    needs ``step_bytes``. ``stated`` returns the text that states a cap, by its field and value.
     """
     why = result.answer.infeasibility
     if why is None:
         raise ApschedError(f"{result.problem.name}: no schedule was found, and no reason")
     together = any(r.lifted for r in why.relaxations)
-    needed = [_least(other) for other in every]
+    needed = [*(_least(other) for other in every), {"memory_cap_bytes": step_bytes}]
     fitting = [
         (cap, max([value, *(values[cap] for values in needed if cap in values)]))
         for cap, value in why.least
@@ -219,12 +222,18 @@ def explain_infeasible(
     return f"{result.problem.name}: {why.message}" + (f"; try {joined}" if least else "")
 
 
-def explain_in_job(result: Result) -> str:
+def explain_in_job(result: Result, outside_bytes: int = 0, step_bytes: int = 0) -> str:
     """As :func:`explain_infeasible`, for the settings of a job, with the account of the device if
-    it is short of memory.
+    it is short of memory. ``outside_bytes`` of its step lie outside of the graph, and the step is
+    known to fit ``step_bytes``.
     """
     account = account_in_words(result)
-    text = explain_infeasible(result, stated=_as_setting)
+    text = explain_infeasible(result, stated=_as_setting, step_bytes=step_bytes)
+    if outside_bytes and not account:
+        text += (
+            f". {show_bytes(outside_bytes)} of the memory cap are outside of this graph: shards of"
+            " kept parameters, gradients of other micro-batches"
+        )
     return text + (f"; {account}" if account else "")
 
 

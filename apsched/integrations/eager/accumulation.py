@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from apsched.errors import InputError
 from apsched.integrations.eager.kept import AS_IT_WAS, CappedPair, KeptUnits, UnitsToKeep
 from apsched.names import mark_of, name_of
+from apsched.pipeline.solve_graph import lowered
 from apsched.units import ticks_to_us
 from apsched.whole_step.accumulation.search import solve_accumulation
 from apsched.whole_step.accumulation.step import Accumulation
@@ -64,16 +65,19 @@ class UnitsToShare:
         """Return the graphs of the first, a middle and the last micro-batch under ``found``, equal
         ones once, and their caps.
         """
-        accumulation = self.accumulation
-        return tuple(
-            CappedPair(
+        first, second = self.accumulation.step.caps
+        pairs = []
+        for pair in self.accumulation.pairs_of(found.kept):
+            outside = self.accumulation.outside_bytes(found.kept, pair)
+            one = CappedPair(
                 count=pair.count,
                 graphs=pair.graphs,
-                caps=accumulation.caps_of(found.kept, pair),
+                caps=(lowered(first, outside[0]), lowered(second, outside[1])),
+                outside_bytes=outside,
                 gradient_bytes=pair.gradient_bytes,
             )
-            for pair in accumulation.pairs_of(found.kept)
-        )
+            pairs.append(one)
+        return tuple(pairs)
 
 
 def _refuse_parts(stated: Choice, entries: Collection[str], units: UnitsToKeep) -> None:

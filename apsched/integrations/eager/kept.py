@@ -89,8 +89,11 @@ class CappedPair:
     """Micro-batches that run them."""
     graphs: Graphs
     caps: tuple[Caps, Caps]
+    """Without the bytes outside."""
+    outside_bytes: tuple[int, int]
+    """Memory of the step outside of each graph."""
     gradient_bytes: tuple[int, int] = (0, 0)
-    """Gradients of the micro-batches before, outside of each graph; the caps are without them."""
+    """Of these, the gradients of the micro-batches before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,9 +228,9 @@ class UnitsToKeep:
         forward, backward = step.under(found.kept)
         more = step.communicator_bytes((forward, backward))
         first, second = step.caps
-        beside = step.beside_bytes(found.kept)
-        caps = lowered(first, more), lowered(second, more + beside)
-        return (CappedPair(graphs=(forward, backward), caps=caps),)
+        outside = more, more + step.beside_bytes(found.kept)
+        caps = lowered(first, outside[0]), lowered(second, outside[1])
+        return (CappedPair(graphs=(forward, backward), caps=caps, outside_bytes=outside),)
 
     def untuned(self) -> tuple[Scored, ...]:
         """Return FSDP2's schedules without settings, of the choice of ``fully_shard``."""

@@ -273,12 +273,13 @@ class Accumulation:
         """Return the graphs of all micro-batches under ``choice``, equal ones once."""
         return tuple(pair for _, pair in sorted(self._pairs(choice), key=lambda one: one[0]))
 
-    def caps_of(self, choice: Choice, pair: CountedPair) -> tuple[Caps, Caps]:
-        """Return the caps of both graphs of ``pair``, which are graphs under ``choice``."""
+    def outside_bytes(self, choice: Choice, pair: CountedPair) -> tuple[int, int]:
+        """Return the memory of the step outside of each graph of ``pair``, which are graphs under
+        ``choice``.
+        """
         more = self.step.communicator_bytes(self.step.under(_Parts.of(choice).kept))
-        first, second = self.step.caps
         forward, backward = pair.beside_bytes
-        return lowered(first, more + forward), lowered(second, more + backward)
+        return more + forward, more + backward
 
     def _pairs(self, choice: Choice) -> "Iterator[tuple[int, CountedPair]]":
         """Yield the graphs of micro-batches and their place, equal ones once. Those in the middle,
@@ -309,7 +310,7 @@ class Accumulation:
         limits: list[Caps] = []
         left_out, too_large = False, False
         for k, some in self._pairs(choice):
-            caps = self.caps_of(choice, some)
+            caps = list(map(lowered, self.step.caps, self.outside_bytes(choice, some)))
             graphs = zip(some.graphs, caps, strict=True)
             if not is_whole and any(exceeds_memory_cap(g.problem, cap) for g, cap in graphs):
                 left_out, too_large = True, True

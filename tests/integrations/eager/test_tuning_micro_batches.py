@@ -3,6 +3,8 @@ in each of them as the same switches by hand, on real processes, and the figures
 graphs.
 """
 
+import re
+
 import pytest
 
 import apsched
@@ -156,3 +158,13 @@ def test_begin_without_several_micro_batches() -> None:
 def test_requests_that_fsdp2_cannot_follow_are_refused(keep, accumulate, message) -> None:
     with pytest.raises(apsched.InputError, match=message):
         tuned(keep, accumulate=accumulate)
+
+
+@pytest.mark.parametrize(("keep", "accumulate"), [("none", 3), ("all", 3), ("all", 1)])
+def test_an_error_states_the_memory_cap_that_fits_the_whole_step(keep, accumulate) -> None:
+    with pytest.raises(apsched.InfeasibleError) as error:
+        tuned(keep, "1MiB", accumulate)
+    (least,) = re.findall(r"try memory_cap=(\d+)", str(error.value))
+    assert tuned(keep, least, accumulate).settings is not None
+    with pytest.raises(apsched.InfeasibleError):
+        tuned(keep, str(int(least) - 1), accumulate)
