@@ -140,6 +140,14 @@ def test_the_mark_of_tests_alone_is_in_their_files() -> None:
         assert not other_ways.search(text), f"{file}: expected pytest.mark.alone, in full"
 
 
+def test_ci_keeps_the_modules_that_python_compiles() -> None:
+    """Else each process of the tests compiles torch anew, which takes ten seconds."""
+    script = (ROOT / ".ci" / "run").read_text()
+    kept = re.search(r"^unset PYTHONDONTWRITEBYTECODE\b", script, re.MULTILINE)
+    assert kept is not None
+    assert kept.start() < script.index('step "environment')
+
+
 def test_the_version_is_said_once() -> None:
     assert SETUPTOOLS["dynamic"]["version"] == {"attr": "apsched.__version__"}
     assert f"## [{apsched.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
