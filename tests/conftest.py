@@ -50,6 +50,7 @@ gc.set_threshold(100_000, 20, 10)
 
 
 HEAVIEST = (
+    "compiler/ranks/test_job.py",
     "benchmarks/execution/test_whole_steps.py",
     "compiler/test_on_processes.py",
     "benchmarks/execution/test_execution.py",

@@ -14,7 +14,11 @@ import pytest
 from tests.helpers import processes
 from tests.helpers.processes import run_processes, runs
 
-pytestmark = [pytest.mark.alone, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.waits,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
 
 SCRIPT = """
 import json, os, signal, sys, time

@@ -126,8 +126,11 @@ def test_what_starts_processes_or_goes_by_the_clock_is_marked() -> None:
 
 
 def test_the_mark_of_tests_alone_is_in_their_files() -> None:
-    """``.ci/run`` looks for it in the files of tests, and imports no others for these tests."""
-    mark = re.compile(r"\bmark\.alone\b")
+    """``.ci/run`` looks for it in the files of tests, and imports no others for these tests; so it
+    does for those that wait, which have both marks.
+    """
+    mark = re.compile(r"\bmark\.(alone|waits)\b")
+    both = re.compile(r"pytest\.mark\.alone,\s+pytest\.mark\.waits\b")
     other_ways = re.compile(
         r"\badd_marker\(|from pytest import .*\bmark\b|= *pytest\.mark$", re.MULTILINE
     )
@@ -137,6 +140,7 @@ def test_the_mark_of_tests_alone_is_in_their_files() -> None:
         text = file.read_text()
         if mark.search(text):
             assert file.name.startswith("test_"), f"{file}: write the mark where the tests are"
+            assert ("mark.waits" in text) == bool(both.search(text)), f"{file}: expected both marks"
         assert not other_ways.search(text), f"{file}: expected pytest.mark.alone, in full"
 
 

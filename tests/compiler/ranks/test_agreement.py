@@ -14,7 +14,7 @@ from apsched.compiler.ranks.job import Job
 from apsched.compiler.ranks.launches import Launch
 from apsched.errors import AgreementError, InfeasibleError
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.waits]
 
 DEADLINE_S = 1.0
 """Where somebody is waited for in vain."""

@@ -12,7 +12,7 @@ from apsched.compiler.ranks.job import DEFAULT_DEADLINE_S
 from apsched.compiler.settings import Settings
 from tests.helpers.processes import WORKERS, Job, run_jobs
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.waits]
 
 WORKER = WORKERS / "ranks/job_worker.py"
 Found = list[dict]
