@@ -12,6 +12,7 @@ the reduced shards of its gradients are added and all-reduced once, if no entry 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from os import PathLike
 from pathlib import Path
 
@@ -77,7 +78,7 @@ class KeepRequest:
         for entry in self.entries:
             if not _fits(entry, names):
                 same = [name for name in names if mark_of(name) == mark_of(entry)]
-                known = f"such as {same[0]}" if same else "there are none"
+                known = f"such as {_nearest(entry, same)}" if same else "there are none"
                 raise InputError(
                     f"{label}: expected parameters that {_WHICH[mark_of(entry)]} ({known}), found"
                     f" none that {entry!r} fits; drop that entry"
@@ -98,9 +99,14 @@ DEFAULT = KeepRequest(mode=AUTO, is_default=True)
 
 
 def of_direction(keep: KeepRequest, direction: str, label: str = "--keep") -> KeepRequest:
-    """Return ``keep``, a request for graphs of ``direction``; ``InputError`` where one graph of
-    forward and backward cannot keep parameters so.
+    """Return ``keep``, a request for graphs of ``direction``; ``InputError`` where these are one
+    graph that cannot keep parameters so.
     """
+    if direction in ("forward", "backward") and keep.mode != NONE:
+        raise InputError(
+            f"{label}: expected forward and backward, which keep parameters together, found"
+            f" --direction {direction}; choose --direction both, or keep none"
+        )
     if direction != "joint":
         return keep
     return check_kept_whole(keep, label, "choose --direction both, or drop that entry")
@@ -124,6 +130,11 @@ def _fits(entry: str, names: Sequence[str]) -> list[str]:
     return [n for n in among if n == entry] or [
         n for n in among if re.fullmatch(pattern, name_of(n))
     ]
+
+
+def _nearest(entry: str, names: Sequence[str]) -> str:
+    """Return the first of those ``names`` that are most like ``entry``."""
+    return max(names, key=lambda name: SequenceMatcher(a=name, b=entry).ratio())
 
 
 def keep_request(

@@ -3,8 +3,11 @@ make is faster.
 """
 
 import json
+import re
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 
 import pytest
@@ -63,3 +66,29 @@ def test_a_faster_choice_under_the_same_cap_is_found() -> None:
     assert beaten([fast, FOUND]) == [fast]
     assert beaten([replace(fast, cap="less"), ROW, FOUND]) == []
     assert beaten([replace(ROW, step_ms=None), FOUND]) == []
+
+
+def test_the_page_has_the_figures_of_the_wide_table() -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "docs/keep.md").read_text()
+    (stated,) = re.findall(
+        r"`auto` is ([\d.]+) to ([\d.]+) % faster than `none` \(([\d.]+) % in the median\) and"
+        r" up to ([\d.]+) % faster than the best choice of people"
+        r" \(70B, fsdp=64, 2048 tokens, `a100-efa`",
+        text,
+    )
+    steps: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for row in json.loads((root / "benchmarks/results/2026-11-29-keep-wide.json").read_text()):
+        if row["step_ms"] is not None:
+            steps[row["case"], row["cap"]][row["choice"]] = row["step_ms"]
+    none, people = [], {}
+    for which, step in steps.items():
+        ms = step.pop("apsched")
+        none.append(100 * (1 - ms / step["none"]))
+        people[which] = 100 * (1 - ms / min(step.values()))
+    assert stated[0] == f"{min(none):.3f}"
+    assert stated[1:] == (f"{max(none):.1f}", f"{median(none):.1f}", f"{max(people.values()):.1f}")
+    assert max(people, key=people.__getitem__) == (
+        "llama3-70b fsdp=64, 2048 tokens, a100-efa",
+        "device",
+    )

@@ -68,10 +68,18 @@ def test_a_graph_file_is_solved_without_a_choice(run: Run, debug_graphs: dict[st
     assert "found a graph file; solve the source that it was made of" in ran.errors[0]
 
 
-def test_one_graph_has_no_choice(run: Run) -> None:
-    ran = run("solve", *SOURCE, "--direction", "forward", "--keep", "auto", "-o", "out")
+@pytest.mark.parametrize("verb", ["solve", "explain", "study", "apply"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_one_graph_has_no_choice(verb: str, direction: str, run: Run, tmp_path: Path) -> None:
+    """Nothing is captured before."""
+    schedules = [tmp_path / "schedule.json"] if verb == "apply" else []
+    ran = run(verb, SOURCE[0], *schedules, "--direction", direction, "--keep", "all")
     assert ran.code == 2
-    assert "found forward; solve both graphs as one source" in ran.errors[0]
+    assert ran.errors == [
+        "apsched: error: --keep: expected forward and backward, which keep parameters together,"
+        f" found --direction {direction}; choose --direction both, or keep none"
+    ]
+    assert requested("solve", *SOURCE, "--direction", direction, "--keep", "none") == KeepRequest()
 
 
 def test_the_advised_cap_fits_every_graph(run: Run) -> None:

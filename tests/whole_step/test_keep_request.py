@@ -64,6 +64,12 @@ def test_an_entry_that_fits_nothing_is_refused_but_for_one_of_several_graphs() -
     assert asked.fitting(NAMES) == {"norm.w"}
 
 
+def test_of_a_misspelt_name_the_error_has_the_nearest() -> None:
+    names = ["layers.0.attention.wq.weight", "layers.0.attention.wo.weight", "output.weight"]
+    with pytest.raises(InputError, match=r"such as output\.weight\), found none that 'outputs\.w"):
+        keep_request(["outputs.weight"]).chosen(names)
+
+
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
@@ -159,4 +165,4 @@ def test_solve_keeps_what_is_fastest_and_apply_replays_it(tmp_path: Path, capsys
 
 def test_one_direction_alone_has_nothing_to_keep(capsys) -> None:
     assert main(["solve", *SOLVE, "--direction", "forward", "--keep", "all"]) == 2
-    assert "error: expected one forward and one backward graph" in capsys.readouterr().err
+    assert "--keep: expected forward and backward, which keep" in capsys.readouterr().err
