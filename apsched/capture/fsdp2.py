@@ -20,10 +20,16 @@ from apsched.capture.fake_copy import Inputs, fake_call, fake_copy, traced
 from apsched.capture.joint import capture_module
 from apsched.capture.keep import keep, keepable
 from apsched.errors import InputError
-from apsched.fx.collectives import collective_kind, group_name, is_collective
+from apsched.fx.collectives import (
+    BYTES,
+    SENT_AS_KEY,
+    collective_kind,
+    group_name,
+    is_collective,
+)
 from apsched.fx.node_shards import NodeGroup
 from apsched.fx.passes.checkpointing import save_regions_of_several_units
-from apsched.fx.passes.parameters import serves_alone
+from apsched.fx.passes.parameters import PARAMETER_KEY, serves_alone
 from apsched.fx.passes.saved_as_eager import save_as_eager
 from apsched.graph.export.provenance import innermost_module
 from apsched.kinds import CollectiveKind
@@ -85,7 +91,9 @@ def capture_fsdp2(model: nn.Module, inputs: Inputs, *, gathers_again: bool = Fal
             _refuse_reads_outside(capture.graphs[-1])
         if len(capture.graphs) == 2:
             _refuse_gathers_of_inputs(model, capture.graphs[-1])
-        return resharded(capture, model)
+        capture = resharded(capture, model)
+        _send_as_bytes(capture, model)
+        return capture
 
     return traced(trace)
 
@@ -120,6 +128,18 @@ def resharded(capture: Capture, model: nn.Module) -> Capture:
         graphs=keep(forward, backward, entries, nodes),
         group_ranks={**capture.group_ranks, **groups},
     )
+
+
+def _send_as_bytes(capture: Capture, model: nn.Module) -> None:
+    """Mark the gathers of ``capture``, of ``model``, of which FSDP2 gathers several dtypes as one:
+    bytes.
+    """
+    names = {name for name, of in gathered_by_fsdp2(model).items() if of.as_bytes}
+    for node in (node for graph in capture.graphs for node in graph.module.graph.nodes):
+        custom = node.meta.get("custom", {})
+        is_gather = collective_kind(node) == CollectiveKind.ALL_GATHER
+        if is_gather and custom.get(PARAMETER_KEY) in names:
+            node.meta["custom"] = {**custom, SENT_AS_KEY: BYTES}
 
 
 def _node_group(group: Any) -> NodeGroup:

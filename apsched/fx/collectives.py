@@ -22,6 +22,11 @@ from apsched.kinds import CollectiveKind
 from apsched.torch_compat import graphs as torch_private
 from apsched.torch_compat.sizes import size_hint
 
+SENT_AS_KEY = "apsched_sent_as"
+"""``node.meta["custom"][SENT_AS_KEY]`` is the dtype in which a start shares a launch, where that is
+not its own: a framework that gathers parameters of several dtypes at once sends bytes.
+"""
+BYTES = "uint8"
 ANY_GROUP = "*"
 """Stands for the process groups of communication that does not name its group."""
 _FUNCTIONAL_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")

@@ -179,6 +179,7 @@ def fsdp2_settings(
         skipped = {unit.name for unit in unread if unit.only_embeddings}
         more = {u.name for u in unread if u.parameters and u.trained} - skipped
         behind = _with_next(behind, order, more)
+        saved |= {u.name for u in unread if u.kept and u.name in more}
     return Fsdp2Settings(
         units=tuple(
             UnitSettings(

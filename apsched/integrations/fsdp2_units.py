@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from apsched.capture.fsdp2 import gathered_by_fsdp2
 from apsched.errors import InputError
+from apsched.fx.collectives import BYTES
 from apsched.integrations.prefetch_order import Hook, Launch
 from apsched.kinds import CollectiveKind
 from apsched.problem.problem import Collective, Problem
@@ -38,6 +39,8 @@ class Unit:
     """Its parameters on each mesh."""
     trained: bool = True
     """Whether one of them has a gradient."""
+    kept: bool = False
+    """Whether ``fully_shard`` keeps it gathered from forward to backward."""
     only_embeddings: bool = False
     """Whether all belong to ``nn.Embedding``, whose backward does not read them, and none is under
     a checkpoint wrapper, which runs forward again in backward.
@@ -76,6 +79,7 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
     parameters: dict[int, list[str]] = {unit: [] for unit in modules}
     trained: set[int] = set()
     others: set[int] = set()
+    kept = {of.unit for of in gathered_by_fsdp2(model).values() if of.kept}
     meshes: dict[int, dict[str, list[str]]] = {unit: {} for unit in modules}
     for name, parameter, group in _parameters_of(model):
         unit = owner[next(path for path in _paths(name) if path in owner)]
@@ -93,6 +97,7 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
             parameters=tuple(parameters[unit]),
             meshes=tuple(map(tuple, meshes[unit].values())),
             trained=unit in trained,
+            kept=unit in kept,
             only_embeddings=unit not in others and bool(parameters[unit]),
         )
         for unit, members in modules.items()
@@ -378,7 +383,7 @@ def check_same_model(model: nn.Module, forward: Problem) -> None:
                 f"{one.module}: the schedule gathers it on {key.group_size} process ranks, and this"
                 f" job on {ranks}; solve the step for the mesh of this job"
             )
-        item = getattr(torch, key.dtype, None)
+        item = of.param_dtype if key.dtype == BYTES else getattr(torch, key.dtype, None)
         if not isinstance(item, torch.dtype):
             continue
         rows, whole = max(of.shape[of.dim], 1), of.shape.numel()  # of this rank's part under TP

@@ -94,6 +94,10 @@ class GatheredParameter:
     """Of the shard."""
     param_dtype: torch.dtype
     reduce_dtype: torch.dtype
+    as_bytes: bool
+    """Gathered as bytes, with parameters of another dtype (_fsdp_collectives.py,
+    ``_get_all_gather_input_metadatas``).
+    """
     shard_group: Any
     replicate_group: Any
     """``None`` without replicas."""
@@ -207,18 +211,20 @@ def fsdp_policies(
                 raise ValueError("a mesh without a sharded dimension")
             # torch keeps the root's parameters by default (_lazy_init)
             kept = later is None or (module is model and state._auto_reshard_after_forward is True)
+            as_bytes = len({_gathered_dtype(one, policy) for one in group.fsdp_params}) > 1
             for one in group.fsdp_params:
                 whole = one.sharded_param
                 if one.is_dtensor and getattr(info, "is_spmd_mesh", False):
                     raise ValueError("a parameter on one mesh of all dimensions (dp_mesh_dims)")
-                dtype = policy.param_dtype if whole.dtype.is_floating_point else None
+                param_dtype = _gathered_dtype(one, policy)
                 gathered = GatheredParameter(
                     unit=id(state),
                     shape=one._orig_size,
                     dim=one.fsdp_placement.dim,
                     dtype=whole.dtype,
-                    param_dtype=dtype or whole.dtype,
-                    reduce_dtype=policy.reduce_dtype or dtype or whole.dtype,
+                    param_dtype=param_dtype,
+                    reduce_dtype=policy.reduce_dtype or param_dtype,
+                    as_bytes=as_bytes,
                     shard_group=info.shard_process_group,
                     replicate_group=getattr(info, "replicate_process_group", None),
                     kept=kept,
@@ -230,3 +236,10 @@ def fsdp_policies(
                 for other, name in zip(own.shared_modules, own.shared_param_names, strict=True):
                     parameters[id(other), name] = gathered
     return parameters, casts
+
+
+def _gathered_dtype(parameter: Any, policy: Any) -> torch.dtype:
+    """Return the dtype in which a parameter of FSDP is gathered."""
+    own: torch.dtype = parameter.sharded_param.dtype
+    stated: torch.dtype | None = policy.param_dtype if own.is_floating_point else None
+    return stated or own

@@ -13,6 +13,7 @@ from apsched.capture.fake_world import world
 from apsched.capture.fsdp2 import capture_fsdp2
 from apsched.integrations.fsdp2 import apply_fsdp2
 from apsched.integrations.fsdp2_units import units_of
+from tests.helpers.graphs.fine_tuned import FINE_TUNED, adapted, trained_head
 from tests.helpers.graphs.unit_layouts import LAYOUTS, blocks, layout, shared
 from tests.helpers.processes import WORKERS, Job, run_jobs
 from tests.workers.training.tune_layouts_worker import SHARED
@@ -28,7 +29,7 @@ def job(tmp_path_factory) -> list[dict]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", LAYOUTS | FINE_TUNED)
 def test_a_tuned_model_computes_what_it_did(job, name):
     for report in job:
         case = report[name]
@@ -99,6 +100,37 @@ def test_only_an_embedding_that_is_not_checkpointed_is_not_gathered_in_backward(
     prefetched = {name for unit in units.values() for name in unit.backward_prefetch}
     assert ("0" in prefetched) == (name == "checkpointed")
     assert "1" in prefetched, "as FSDP2 does, also where the graph does not gather it (frozen)"
+
+
+@pytest.mark.parametrize("keep", [None, "auto"])
+def test_a_unit_of_several_dtypes_is_gathered_at_once(keep):
+    """FSDP2 gathers bytes; the trained ones have one dtype, in which they are reduced."""
+    with world(2):
+        found = apsched.tune_fsdp2(adapted(), TOKENS, keep=keep, budget=0.0, memory_cap="none")
+    forward, backward = (result.problem for result in found.results)
+    dtypes = {}
+    for c in forward.collectives:
+        dtypes.setdefault(forward.keys[c.key].dtype, set()).add(c.module.rpartition(".")[0])
+    assert dtypes.keys() == {"uint8", "bfloat16"}
+    assert dtypes["bfloat16"] == {"embedding", "head"}
+    sizes = {c.module: c.size_bytes for c in forward.collectives}
+    assert sizes["blocks.0.up.base.weight"] == 32 * 48 * 2
+    assert sizes["blocks.0.up.inner.weight"] == 32 * 4 * 4
+    assert found.results[0].best.num_launches == 4, "three blocks and the root"
+    reduced = {(k.kind, k.dtype) for k in backward.keys if k.kind == "reduce_scatter"}
+    assert reduced == {("reduce_scatter", "float32")}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_unit_that_backward_does_not_read_stays_as_fully_shard_keeps_it(kept):
+    """FSDP2 gathers it again in backward if it was not kept, read or not."""
+    with world(2):
+        model = trained_head(kept=kept)
+        found = apsched.tune_fsdp2(model, TOKENS, budget=0.0, memory_cap="none")
+        assert apply_fsdp2(model, found.results) == found.settings
+    reshards = {unit.name: unit.reshard_after_forward for unit in found.settings.units}
+    assert reshards["head"] == (not kept)
+    assert reshards["blocks.0"], "nothing in front of the head has a backward"
 
 
 def with_compiled_blocks(model: nn.Module) -> list[nn.Module]:

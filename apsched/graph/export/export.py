@@ -15,7 +15,7 @@ from apsched.costs.model import CostModel, cut_us
 from apsched.costs.price_curve import PriceCurve
 from apsched.fx.assumed_sizes import assume_sizes, rests_on_assumed
 from apsched.fx.chains import chain_of
-from apsched.fx.collectives import tensor_bytes, tensors_of
+from apsched.fx.collectives import SENT_AS_KEY, tensor_bytes, tensors_of
 from apsched.fx.tensors import dtype_name
 from apsched.graph.check import check_graph
 from apsched.graph.export.analysis import (
@@ -256,7 +256,7 @@ def _collective(
         group=call.group,
         group_size=call.group_size,
         reduce_op=call.reduce_op,
-        dtype=dtype_name(result),
+        dtype=node.meta.get("custom", {}).get(SENT_AS_KEY) or dtype_name(result),
         device=result.device.type if result is not None else "",
         input_bytes=call.input_bytes,
         output_bytes=call.output_bytes,

@@ -55,6 +55,10 @@ def _fsdp_policies() -> None:
         expect(first.node_group is None, "no parameter is resharded to fewer process ranks")
         expect(first.shard_group.size() == 2 and first.replicate_group is None, "the groups")
         expect(casts[id(model[0])].inputs == torch.bfloat16, "inputs are cast")
+        expect(not first.as_bytes, "parameters of one dtype are gathered in it")
+        adapted = nn.Sequential(nn.Linear(4, 4, dtype=torch.bfloat16), nn.Linear(4, 4))
+        found = fsdp.fsdp_policies(fully_shard(adapted))[0].values()
+        expect(all(one.as_bytes for one in found), "those of two dtypes as bytes")
         hooks = [*model[0]._forward_pre_hooks.values(), *model[0]._forward_hooks.values()]
         expect(
             len(hooks) == 2 and all(h.__module__.startswith(fsdp.HOOKS_OF_FSDP) for h in hooks),

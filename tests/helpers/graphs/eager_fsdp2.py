@@ -18,7 +18,9 @@ def digest(shards: Mapping[str, torch.Tensor]) -> str:
     """Return a hash of the bits of all weights, in order of registration."""
     result = hashlib.sha256()
     for name, shard in shards.items():
-        result.update(name.encode() + shard.detach().contiguous().numpy().tobytes())
+        result.update(
+            name.encode() + shard.detach().contiguous().view(torch.uint8).numpy().tobytes()
+        )
     return result.hexdigest()
 
 

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 import apsched
 from apsched.integrations.fsdp2_units import units_of
 from tests.helpers.graphs.eager_fsdp2 import digest, shards_of
+from tests.helpers.graphs.fine_tuned import FINE_TUNED
 from tests.helpers.graphs.unit_layouts import LAYOUTS
 from tests.workers.training.tune_micro_batches_worker import set_by_hand, switches_of
 
@@ -122,7 +123,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=400)
     )
     inputs = {"tokens": tokens_of(rank)}
-    report = {name: layout(build, inputs) for name, build in LAYOUTS.items()}
+    report = {name: layout(build, inputs) for name, build in (LAYOUTS | FINE_TUNED).items()}
     for name in SHARED:
         report[name]["shared"] = shared(LAYOUTS[name], inputs["tokens"])
     if find_spec("transformers"):
