@@ -165,6 +165,24 @@ def priced(
     return replace(graph, problem=problem), request
 
 
+def priced_step(
+    graphs: Sequence[CapturedGraph],
+    settings: Settings,
+    group_ranks: Mapping[str, tuple[int, ...]],
+    request: SolveRequest,
+    progress: Progress,
+) -> tuple[tuple[LoadedGraph, ...], SolveRequest]:
+    """Return :func:`priced` for all graphs of a training step: the memory beside each counts the
+    parameters of all, and state of the optimizer for those that one of them has a gradient of.
+    """
+    found: list[LoadedGraph] = []
+    for captured in graphs:
+        graph, request = priced(captured, settings, group_ranks, request, progress)
+        found.append(graph)
+    cluster = _cluster_of(settings.prices(group_ranks))
+    return beside_each_other(tuple(found), cluster), request
+
+
 def priced_in_job(
     captured: CapturedGraph,
     settings: Settings,

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from apsched.capture.captured import Capture, CapturedGraph
+from apsched.capture.captured import Capture
 from apsched.capture.fake_copy import Inputs, inputs_of
 from apsched.capture.fsdp2 import capture_fsdp2, gathered_by_fsdp2, kept_by_fsdp2
 from apsched.compiler.memory_in_use import agreed_memory, with_memory_in_use
 from apsched.compiler.ranks.agreement import GraphAgreement
-from apsched.compiler.schedule_captured import priced, progress_of, running_groups
+from apsched.compiler.schedule_captured import priced_step, progress_of, running_groups
 from apsched.compiler.schedule_graph import Launches, all_or_none
 from apsched.compiler.settings import Settings
 from apsched.config import Caps
@@ -218,17 +218,25 @@ def _solved_graphs(
     model: nn.Module, capture: Capture, settings: Settings, agreement: GraphAgreement | None
 ) -> _Solved:
     """Return both graphs solved, with the units kept that ``fully_shard`` keeps."""
+    progress = progress_of(settings)
+    in_use = agreed_memory(settings, agreement)
+    with agreement.job.working() if agreement else nullcontext():
+        request = replace(settings.solve_request, bitwise_price=False)
+        groups = running_groups()
+        graphs, request = priced_step(capture.graphs, settings, groups, request, progress)
+        graphs = tuple(with_memory_in_use(one, in_use, request.optimizer) for one in graphs)
     results: tuple[Result, ...] = ()
-    for graph in capture.graphs:  # forward first: its order is that of the units
+    for graph in graphs:  # forward first: its order is that of the units
         forward = results[0].problem if results else None
-        results = (*results, _solved(model, graph, settings, agreement, forward))
+        results = (*results, _solved(model, graph, request, settings, agreement, forward))
     untuned = tuple(untuned_of(one.answer) for one in results)
     return _Solved(pairs=((1, results),), untuned=untuned)
 
 
 def _solved(
     model: nn.Module,
-    captured: CapturedGraph,
+    graph: LoadedGraph,
+    request: SolveRequest,
     settings: Settings,
     agreement: GraphAgreement | None,
     forward: Problem | None,
@@ -236,17 +244,11 @@ def _solved(
     """Return the answer for one graph with a bucket for each unit, on all process ranks the
     same; ``forward`` is the forward graph where this one is the backward graph.
     """
-    progress = progress_of(settings)
-    in_use = agreed_memory(settings, agreement)
     with agreement.job.working() if agreement else nullcontext():
-        request = replace(settings.solve_request, bitwise_price=False)
-        graph, request = priced(captured, settings, running_groups(), request, progress)
-        graph = with_memory_in_use(graph, in_use, request.optimizer)
-        problem = graph.problem
-        request = replace(request, plan=fsdp2_plan(model, problem))
+        request = replace(request, plan=fsdp2_plan(model, graph.problem))
         (graph,) = under_plan((graph,), request)
-        caps = resolve_caps(graph, request, progress)
-    units = units_in_order(model, forward or problem)
+        caps = resolve_caps(graph, request, progress_of(settings))
+    units = units_in_order(model, forward or graph.problem)
     result = _scheduled(graph, caps, request, settings, agreement, units)
     _refuse_too_little_memory([(result, 0)])
     return result

@@ -121,6 +121,22 @@ def test_a_unit_of_several_dtypes_is_gathered_at_once(keep):
     assert reduced == {("reduce_scatter", "float32")}
 
 
+@pytest.mark.parametrize("keep", [None, "auto"])
+def test_frozen_parameters_have_no_optimizer_state_beside_forward_either(keep):
+    """Forward alone does not say which parameters are trained, and backward does not take all."""
+    with world(2):
+        model = adapted()
+        shards = [(p.to_local().nbytes, p.requires_grad) for p in model.parameters()]
+        accounts = [
+            result.account
+            for result in apsched.tune_fsdp2(model, TOKENS, keep=keep, budget=0.0).results
+        ]
+    for account in accounts:
+        state = next(x.size_bytes for x in account.lines if x.what.startswith("optimizer state"))
+        assert state == 2 * sum(size for size, trained in shards if trained)
+        assert account.beside.parameter_bytes == sum(size for size, _ in shards)
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_unit_that_backward_does_not_read_stays_as_fully_shard_keeps_it(kept):
     """FSDP2 gathers it again in backward if it was not kept, read or not."""

@@ -17,7 +17,7 @@ from torch import nn
 from apsched.capture.captured import Capture
 from apsched.compiler.memory_in_use import agreed_memory, with_memory_in_use
 from apsched.compiler.ranks.agreement import GraphAgreement
-from apsched.compiler.schedule_captured import priced, progress_of, running_groups
+from apsched.compiler.schedule_captured import priced_step, progress_of, running_groups
 from apsched.compiler.settings import Settings
 from apsched.config import Caps
 from apsched.errors import InfeasibleError, InputError
@@ -141,13 +141,11 @@ class UnitsToKeep:
         with agreement.job.working() if agreement else nullcontext():
             progress = progress_of(settings)
             solving = replace(settings.solve_request, bitwise_price=False)
-            graphs: list[LoadedGraph] = []
-            for one in capture.graphs:
-                graph, solving = priced(one, settings, running_groups(), solving, progress)
-                graphs.append(graph)
+            groups = running_groups()
+            priced, solving = priced_step(capture.graphs, settings, groups, solving, progress)
             graphs = [
                 with_memory_in_use(graph, in_use, solving.optimizer)
-                for graph in beside_each_other(*graphs)
+                for graph in beside_each_other(*priced)
             ]
             plan = _plan(model, [graph.problem for graph in graphs])
             solving = replace(solving, plan=replace(plan, chooses_kept=request.mode == AUTO))
