@@ -108,6 +108,25 @@ def test_memory_in_use_leaves_less_to_kept_units(monkeypatch):
         assert taken / 2 < less <= taken
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_on_several_nodes_nothing_is_resharded_in_a_node(accumulate):
+    """FSDP2 has no setter for that."""
+    with world(16):
+        found = apsched.tune_fsdp2(
+            sharded(),
+            TOKENS,
+            keep="auto",
+            accumulate=accumulate,
+            cluster="h100-tcpx",
+            memory_cap="floor+96KiB",
+            budget=0.0,
+        )
+    assert {"none", "last_block"} <= found.choices.keys()
+    assert "in_node" not in found.choices
+    numbers = [one.reshard_after_forward for one in found.settings.units]
+    assert all(isinstance(number, bool) for number in numbers)
+
+
 def test_a_choice_without_a_setter_is_refused():
     with world(8):
         with pytest.raises(apsched.InputError, match=r"'.* @node'; FSDP2 has no setter for"):

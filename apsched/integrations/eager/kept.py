@@ -144,7 +144,8 @@ class UnitsToKeep:
             groups = running_groups()
             priced, solving = priced_step(capture.graphs, settings, groups, solving, progress)
             graphs = [
-                with_memory_in_use(graph, in_use, solving.optimizer)
+                # FSDP2 has no setter for a number of process ranks: nothing is resharded in a node
+                replace(with_memory_in_use(graph, in_use, solving.optimizer), nodes={})
                 for graph in beside_each_other(*priced)
             ]
             plan = _plan(model, [graph.problem for graph in graphs])
