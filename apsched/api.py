@@ -61,6 +61,7 @@ from apsched.problem.problem import Problem
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap, checked_count, checked_group_ranks
 from apsched.report.answer.step import StepResult
+from apsched.whole_step.accumulation.held_tensors import held_tensors
 from apsched.whole_step.accumulation.search import solve_accumulation
 from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.keep_request import keep_request, plan_for
@@ -408,7 +409,8 @@ def solve_step(
         step = Step.of(graphs, request, stream)
         if accumulate != 1:
             several = solve_accumulation(Accumulation.of(step, accumulate), wanted, "keep")
-            return StepResult(answer=several, model=found.source, kept_tensors={})
+            held = held_tensors(graphs, several.best)
+            return StepResult(answer=several, model=found.source, kept_tensors=held)
         answer = solve_choice(step, wanted, "keep")
         tensors = kept_tensors(graphs, answer.best.graphs)
         return StepResult(answer=answer, model=found.source, kept_tensors=tensors)

@@ -58,9 +58,7 @@ class SolvedGraph:
     where that is not known.
     """
     kept_tensors: tuple[str, ...] = ()
-    """Nodes whose values are kept from forward to backward: outputs of forward, inputs of
-    backward.
-    """
+    """Nodes whose values are kept gathered: outputs of a graph, inputs of the next."""
     title: str = ""
     """Label that distinguishes it from other answers about a graph of the same name; empty for the
     graph's name.
@@ -129,7 +127,7 @@ def load_run(path: str | Path) -> SolvedRun:
         options = dict(report.get("options", {}))
         source = str(report["source"])
         keep, joint = report.get("keep"), report.get("keep_joint")
-        tensors = (keep or joint or {}).get("tensors", {})
+        tensors = (keep or joint or report.get("accumulate") or {}).get("tensors", {})
         graphs = tuple(
             replace(
                 _load_graph(path, entry),

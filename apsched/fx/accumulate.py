@@ -77,6 +77,13 @@ class Reduction:
         """Node that adds the value to that of the micro-batches before."""
         return f"{self.start}_sum"
 
+    @property
+    def sum_names(self) -> tuple[str, ...]:
+        """Nodes with sums: the one of the micro-batches before, that with this one, and the value
+        of the first micro-batch.
+        """
+        return f"{self.start}_before", self.sum_name, self.addend
+
 
 def held_values(forward: GraphModule, backward: GraphModule) -> dict[str, tuple[HeldValue, ...]]:
     """Return placeholder of forward -> the values that stand for all gathers of its tensor there,

@@ -7,8 +7,10 @@ from apsched.problem.problem import Problem
 
 BUFFERS = "buffers of buckets"
 KEPT = "parameters and other tensors of the caller"
-KEPT_ACROSS = "kept from forward to backward"
-"""Gathered parameters that forward hands to backward, so that they are not gathered again."""
+KEPT_ACROSS = "kept gathered"
+"""Gathered parameters that one graph hands to the next (forward to backward, or to the next
+micro-batch), so that they are not gathered again.
+"""
 
 
 def origin(problem: Problem, storage: int) -> str:

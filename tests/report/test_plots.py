@@ -226,7 +226,7 @@ def test_kept_tensors_are_drawn_apart(problem: Problem) -> None:
     """The area of their own is the bytes of the gathered weight while it is alive."""
     order = as_captured(problem.num_nodes)
     ax = plots.plot_memory(problem, order, kept_tensors=["w"])
-    label = "kept from forward to backward"
+    label = "kept gathered"
     (area,) = [area for area in ax.collections if area.get_label() == label]
     heights = area.get_paths()[0].vertices[:, 1]
     assert heights.max() == pytest.approx(4.0)

@@ -1,6 +1,7 @@
 """``apsched.solve_step``: the step of a module of the user's own, in Python."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -85,14 +86,18 @@ def test_a_saved_run_is_the_answer(tmp_path: Path, num_micro_batches: int) -> No
     assert ("apply_fsdp2_micro_batches" in page) == (num_micro_batches == 3)
 
 
-def test_a_cap_that_nothing_fits_has_no_step_time(tmp_path: Path) -> None:
-    step = solved(memory_cap=1024)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_cap_that_nothing_fits_has_no_step_time(tmp_path: Path, accumulate: int) -> None:
+    step = solved(memory_cap=1024, accumulate=accumulate)
     with pytest.raises(InputError, match="save_run: expected a step that fits"):
         step.save_run(tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert step.step_time_us is None
     assert step.peak_memory_bytes is None
-    assert "no choice fits" in repr(step)
+    (least,) = re.findall(r"no choice fits the memory cap of 1.00 KiB; .*\((\d+) bytes", repr(step))
+    fitting = solved(memory_cap=int(least), accumulate=accumulate)
+    assert fitting.peak_memory_bytes == int(least)
+    assert solved(memory_cap=int(least) - 1, accumulate=accumulate).step_time_us is None
 
 
 @pytest.mark.parametrize("num_micro_batches", [1, 3])

@@ -214,6 +214,8 @@ def _add_step(
     """
     from apsched.report.answer.along_caps import along_caps_json
     from apsched.report.answer.step import step_entries
+    from apsched.whole_step.accumulation.held_tensors import held_tensors
+    from apsched.whole_step.accumulation.search import AccumulationAnswer
     from apsched.whole_step.joint_graph.names import kept_in_joint
     from apsched.whole_step.joint_graph.step import JointAnswer
     from apsched.whole_step.keep_request import KEPT_FILE, kept_file
@@ -229,6 +231,8 @@ def _add_step(
         figures["tensors"] = kept_tensors(graphs, answer.best.graphs)
     if isinstance(answer, JointAnswer):
         figures["tensors"] = kept_in_joint(graphs[0], answer.best.graph)
+    if isinstance(answer, AccumulationAnswer):
+        figures["tensors"] = held_tensors(graphs, answer.best)
     if along:
         figures["along_caps"] = along_caps_json(along)
     report |= entries

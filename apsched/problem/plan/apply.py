@@ -188,7 +188,8 @@ def check_chooses_kept(plan: Plan) -> None:
         if rule.keep is not None and not plan.chooses_kept:
             raise InputError(
                 f"rule {i + 1} ({rule}): expected a solve of forward and backward that chooses the"
-                ' kept parameters; state --keep auto (keep="auto" in Python), or drop the rule'
+                ' kept parameters; state --keep auto (keep="auto" in Python) for both of them, or'
+                " drop the rule"
             )
 
 

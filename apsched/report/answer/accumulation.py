@@ -8,7 +8,7 @@ from apsched.names import IN_NODE, NEXT, SUM, SUM_SHARDS, mark_of, name_of
 from apsched.pipeline.rate import StepRate
 from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.answer.first import whole_step_lines
-from apsched.report.answer.kept_words import kept_count, kept_in_words, summed_count
+from apsched.report.answer.kept_words import kept_count, kept_in_words, no_choice, summed_count
 from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
 from apsched.whole_step.accumulation.search import AccumulationAnswer
@@ -123,7 +123,8 @@ def accumulation_lines(answer: AccumulationAnswer, rate: StepRate | None) -> tup
     """Return the step as text: its time and bound, its micro-batches, and the choice."""
     best, several = answer.best, answer.num_micro_batches
     if not best.fits:
-        return (f"step of {several} micro-batches: no choice fits the memory cap",)
+        why = no_choice(best.least_bytes, answer.cap_bytes)
+        return (f"step of {several} micro-batches: {why}",)
     step_us = ticks_to_us(best.step_ticks)
     whole = rate and replace(
         rate, num_samples=several * rate.num_samples, model_us=several * rate.model_us

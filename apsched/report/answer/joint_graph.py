@@ -3,7 +3,7 @@
 from typing import Any, TextIO
 
 from apsched.quantities import show_bytes, show_gap, show_us
-from apsched.report.answer.kept_words import kept_count
+from apsched.report.answer.kept_words import kept_count, no_choice
 from apsched.report.answer.whole_step import keep_json, kept_lines, print_kept, size_of
 from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
@@ -66,7 +66,7 @@ def _own_lines(answer: JointAnswer) -> tuple[str, ...]:
         f" {show_bytes(best.kept_bytes)}; {again} gathered again"
     )
     if not best.fits:
-        return ("step: no choice fits the memory cap", kept)
+        return (f"step: {no_choice(best.least_bytes, answer.cap_bytes)}", kept)
     of = "" if answer.apart is not None else " with this choice"
     step = (
         f"step: {show_us(ticks_to_us(best.step_ticks))}, bound{of}"

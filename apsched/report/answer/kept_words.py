@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 
 from apsched.names import is_in_node, name_of, part_of
+from apsched.quantities import show_bytes
 
 
 def kept_in_words(kept: Collection[str], names: Sequence[str]) -> str:
@@ -90,3 +91,11 @@ def _ranges(parts: Iterable[str]) -> list[str]:
         ends = dict.fromkeys((numbers[0], numbers[-1]))
         found.append(f"{stem}.{'-'.join(map(str, ends))}" if numbers[0] >= 0 else stem)
     return found
+
+
+def no_choice(least_bytes: int, cap_bytes: int | None) -> str:
+    """Return that no choice fits the memory cap, and the least memory that is known to fit."""
+    return (
+        f"no choice fits the memory cap of {show_bytes(cap_bytes)}; the least memory known to fit"
+        f" is {show_bytes(least_bytes)} ({least_bytes} bytes)"
+    )

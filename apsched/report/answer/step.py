@@ -36,8 +36,7 @@ class StepResult:
     model: str
     """Class of the model."""
     kept_tensors: dict[str, tuple[str, ...]]
-    """Graph -> nodes whose values are kept, for ``plot_memory``; empty for several micro-batches.
-    """
+    """Graph -> nodes whose values are kept gathered for the next graph, for ``plot_memory``."""
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -89,8 +88,8 @@ class StepResult:
         and the frontier of memory and step time among them; of several micro-batches the entry
         ``accumulate``.
         """
-        ((name, figures),) = step_entries(self.answer).items()
-        return figures | ({"tensors": self.kept_tensors} if name == "keep" else {})
+        (figures,) = step_entries(self.answer).values()
+        return figures | {"tensors": self.kept_tensors}
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the names kept to a file that ``--keep`` and ``keep=`` take."""

@@ -4,7 +4,7 @@ from typing import Any, TextIO
 
 from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.answer.first import LESS_MEMORY, SLOWER
-from apsched.report.answer.kept_words import kept_count
+from apsched.report.answer.kept_words import kept_count, no_choice
 from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
 from apsched.whole_step.choices import kept_in_node, kept_whole
@@ -164,7 +164,7 @@ def kept_lines(answer: StepAnswer) -> tuple[str, ...]:
     """Return the step as text: its time and bound, and the kept parameters."""
     best = answer.best
     if not best.fits:
-        return ("step: no choice fits the memory cap",)
+        return (f"step: {no_choice(best.least_bytes, answer.cap_bytes)}",)
     whole, in_node = kept_whole(best.kept), kept_in_node(best.kept)
     again = answer.num_parameters - len(best.kept)
     parts = f"; {len(in_node)} resharded in their node" if in_node else ""

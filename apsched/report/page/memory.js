@@ -96,7 +96,7 @@ class Memory {
     c.fillStyle = css("--text");
     const capText = cap === null ? "no cap" : `cap ${showBytes(cap)}${cap <= this.top ? " (dashed)" : ", above this picture"}`;
     const keptText = kept > 0 ? ` · the caller keeps ${showBytes(kept)} (dotted)` : "";
-    const acrossText = this.graph.kept_across ? ` · kept from forward to backward up to ${showBytes(this.keptAcross.reduce((a, b) => Math.max(a, b), 0))} (purple)` : "";
+    const acrossText = this.graph.kept_across ? ` · kept gathered up to ${showBytes(this.keptAcross.reduce((a, b) => Math.max(a, b), 0))} (purple)` : "";
     c.fillText(shortened(c, `peak ${showBytes(peak)} at step ${this.peak} ▼ · ${capText}${keptText}${acrossText}`, right - view.left - 4), view.left, TITLE / 2);
     c.textAlign = "center";
     const x = view.x(this.peak + 0.5);
@@ -114,7 +114,7 @@ class Memory {
       ["", `${this.order.label}, step ${k}`],
       ["module", this.text(this.order.steps.module[k])],
       ["alive", showBytes(this.live[k])],
-      ["of it kept from forward to backward", this.graph.kept_across ? showBytes(this.keptAcross[k]) : ""],
+      ["of it kept gathered", this.graph.kept_across ? showBytes(this.keptAcross[k]) : ""],
       ["", "click: details"],
     ], event);
   }

@@ -4,7 +4,9 @@ import json
 import re
 from contextlib import redirect_stdout
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +14,10 @@ import apsched
 from apsched.artifacts.solved_run import load_run
 from apsched.cli.main import main
 from apsched.errors import InputError
+from apsched.problem.storage_origins import KEPT_ACROSS
 from apsched.quantities import show_bytes, show_us
 from apsched.report.page import report_page
+from apsched.report.page.columns import page_data
 from tests.conftest import Run
 
 SOURCE = ("solve", "llama3-debug", "--mesh", "fsdp=8", "--seq", "64", "--layers", "2")
@@ -94,6 +98,40 @@ def test_the_page_has_the_micro_batches_and_no_code_that_cannot_apply(
     along = page[page.index("<h3>Memory against step time</h3>") :]
     assert all(show_us(one["step_time_us"]) in along for one in step["along_caps"])
     assert "apsched.backend(" not in page
+
+
+def kept_bytes(shown: dict[str, Any], label: int, *, at_end: bool) -> int:
+    """Return the bytes of that label alive at the first or the last step of the solved order."""
+    order = shown["orders"][1]
+    at, lives = (len(order["steps"]["live"]) - 1) * at_end, order["lives"]
+    figures = (lives[name] for name in ("label", "first", "last", "bytes"))
+    return sum(
+        size
+        for name, first, last, size in zip(*figures, strict=True)
+        if name == label and first <= at <= last
+    )
+
+
+def test_parameters_that_stay_gathered_have_a_label_of_their_own(
+    report: tuple[Path, str],
+) -> None:
+    """Each graph ends with those that the next one begins with; the last backward takes none that
+    is for a next micro-batch alone, such as the embedding.
+    """
+    run = load_run(report[0])
+    step = json.loads((report[0] / "result.json").read_text())["accumulate"]
+    found = {graph.result.problem.name: list(graph.kept_tensors) for graph in run.graphs}
+    assert found == step["tensors"]
+    data = page_data(run)
+    label = data["strings"].index(KEPT_ACROSS)
+    order = [name for one in step["micro_batches"] for name in one["graphs"]]
+    shown = {graph["name"]: graph for graph in data["graphs"]}
+    assert kept_bytes(shown[order[0]], label, at_end=False) == 0
+    assert kept_bytes(shown[order[-1]], label, at_end=True) == 0
+    for before, after in pairwise(order):
+        handed = kept_bytes(shown[before], label, at_end=True)
+        taken = kept_bytes(shown[after], label, at_end=False)
+        assert handed > taken > 0 if after == order[-1] else handed == taken > 0
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_the_section_has_every_choice_and_what_is_kept(solved: SolvedRun, direct
     assert f"<b>{len(keep['kept'])} of {len(keep['parameters'])}</b>" in page
     assert "backend(budget=0.0, keep='auto')" in unescape(page)
     assert page.count("<h3>Memory against step time</h3>") == 1
-    assert "kept from forward to backward up to" in page
+    assert "kept gathered up to" in page
 
 
 def test_choices_that_the_memory_cannot_hold_have_a_row(solved: SolvedRun) -> None:
@@ -115,7 +115,7 @@ def test_one_graph_of_both_has_the_section_and_its_kept_tensors(tmp_path: Path) 
     across = storages_of(graph.result.problem, graph.kept_tensors)
     assert sum(graph.result.problem.storages[s].size_bytes for s in across) == joint["kept_bytes"]
     page = report_page(run).decode()
-    assert "kept from forward to backward up to" in page
+    assert "kept gathered up to" in page
     section = page[
         page.index('id="kept"') : page.index("<h3>Choices for forward and backward apart")
     ]
