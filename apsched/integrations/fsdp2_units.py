@@ -317,8 +317,16 @@ def _unit_of(
         )
     (unit,) = found.values()
     on_mesh = next((part for part in unit.meshes if names[0] in part), unit.parameters)
-    left = [c.module for c in serving if c.module in on_mesh and c.module not in names]
+    together = [c for c in serving if c.module in on_mesh]
+    left = [c.module for c in together if c.module not in names]
     if left:
+        dtypes = sorted({problem.keys[c.key].dtype for c in together})
+        if kind == CollectiveKind.ALL_GATHER and len(dtypes) > 1:
+            raise InputError(
+                f"{problem.name}: FSDP2 gathers the unit {unit.name} as bytes, since its parameters"
+                f" have several dtypes ({', '.join(dtypes)}), and buckets of this graph have one;"
+                " call tune_fsdp2, which takes such units"
+            )
         raise _inexpressible(problem, kind, names, f"the unit {unit.name} has {some(left)}, too")
     return unit
 

@@ -205,7 +205,14 @@ def _captured(model: nn.Module, inputs: Inputs, *, gathers_again: bool) -> Captu
                 " after model.to_empty(device=...), with inputs on that device"
             )
     with torch.inference_mode(False), torch.enable_grad():
-        return capture_fsdp2(model, inputs, gathers_again=gathers_again)
+        capture = capture_fsdp2(model, inputs, gathers_again=gathers_again)
+    if gathers_again and len(capture.graphs) == 1:
+        raise InputError(
+            "keep: expected a step with a backward graph, which finds the units kept, found a model"
+            " without a gradient; leave keep and accumulate out, or let a parameter require a"
+            " gradient"
+        )
+    return capture
 
 
 def _chosen(settings: Mapping[str, Any]) -> Settings:

@@ -127,6 +127,15 @@ def test_on_several_nodes_nothing_is_resharded_in_a_node(accumulate):
     assert all(isinstance(number, bool) for number in numbers)
 
 
+@pytest.mark.parametrize("stated", [{"keep": "auto"}, {"accumulate": 2}])
+def test_a_model_without_a_gradient_has_no_choice(stated):
+    with world(8):
+        model = sharded().requires_grad_(False)
+        with pytest.raises(apsched.InputError, match=r"without a gradient; leave keep and acc"):
+            apsched.tune_fsdp2(model, TOKENS, budget=0.0, memory_cap="none", **stated)
+        assert apsched.tune_fsdp2(model, TOKENS, budget=0.0, memory_cap="none").settings
+
+
 def test_a_choice_without_a_setter_is_refused():
     with world(8):
         with pytest.raises(apsched.InputError, match=r"'.* @node'; FSDP2 has no setter for"):

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import apsched
 from apsched.capture.fake_world import world
 from apsched.capture.fsdp2 import capture_fsdp2
-from apsched.integrations.fsdp2 import apply_fsdp2
+from apsched.integrations.fsdp2 import apply_fsdp2, fsdp2_plan
 from apsched.integrations.fsdp2_units import units_of
 from tests.helpers.graphs.fine_tuned import FINE_TUNED, adapted, trained_head
 from tests.helpers.graphs.unit_layouts import LAYOUTS, blocks, layout, shared
@@ -100,6 +100,19 @@ def test_only_an_embedding_that_is_not_checkpointed_is_not_gathered_in_backward(
     prefetched = {name for unit in units.values() for name in unit.backward_prefetch}
     assert ("0" in prefetched) == (name == "checkpointed")
     assert "1" in prefetched, "as FSDP2 does, also where the graph does not gather it (frozen)"
+
+
+def test_a_graph_of_a_unit_of_several_dtypes_is_refused_with_the_call_that_takes_it():
+    with world(2):
+        model = adapted()
+        results = [
+            apsched.solve(
+                graph, plan=fsdp2_plan(model, graph), max_compute_move=0, memory_cap="none"
+            )
+            for graph in apsched.capture(model, (TOKENS,))
+        ]
+        with pytest.raises(apsched.InputError, match=r"several dtypes \(bfloat16, float32\).* tune_"):
+            apply_fsdp2(model, results)
 
 
 @pytest.mark.parametrize("keep", [None, "auto"])
