@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
 from apsched.pipeline.cost_choice import CostChoice
@@ -33,6 +33,8 @@ class Case:
     num_layers: int | None = None
     budget: float = SolveOptions().budget
     room: tuple[float, ...] = ROOM
+    on_device: bool = True
+    """Whether it is also measured under the memory of the device."""
 
     def __str__(self) -> str:
         layers = "" if self.num_layers is None else f", {self.num_layers} layers"
@@ -62,6 +64,8 @@ WIDE = tuple(
     for seq_len in (2048, 8192)
 )
 """Every model on every mesh, cluster and length."""
+FLOOR = tuple(replace(case, room=(0.0,), on_device=False) for case in WIDE)
+"""The same under the least memory of all gathered again."""
 SMOKE = (
     Case(
         model="llama3-debug",
@@ -85,6 +89,8 @@ class Row:
     num_kept: int
     num_in_node: int
     """Resharded in their node."""
+    num_again: int
+    """Gathered again, of those that both graphs gather."""
     kept_gib: float
     forward_ms: float | None
     backward_ms: float | None
@@ -109,7 +115,8 @@ def measured(case: Case) -> Iterator[Row]:
         )
         graphs = under_plan(opened.graphs, request)
         free = Step.of(graphs, request, progress)
-        yield from _rows(case, "device", free)
+        if case.on_device:
+            yield from _rows(case, "device", free)
         again = free.solve(Choice())
         least = max(result.answer.floor_memory_bytes for result in again.results)
         most = sum(p.size_bytes for p in free.parameters)
@@ -120,7 +127,8 @@ def measured(case: Case) -> Iterator[Row]:
             )
             step = Step.of(graphs, tight, progress)
             step.made.update(free.made)
-            yield from _rows(case, f"least + {share:g} of all kept ({cap / GIB:.2f} GiB)", step)
+            room = f"least + {share:g} of all kept" if share else "least of none"
+            yield from _rows(case, f"{room} ({cap / GIB:.2f} GiB)", step)
 
 
 def _rows(case: Case, cap: str, step: Step) -> Iterator[Row]:
@@ -128,10 +136,11 @@ def _rows(case: Case, cap: str, step: Step) -> Iterator[Row]:
     answer = solve_step(step)
     took = time.process_time() - began
     excluded = {name: step.solve(choice.kept) for name, choice in answer.excluded.items()}
+    count = len(step.parameters)
     for name, choice in {**answer.baselines, **excluded}.items():
-        yield _row(case, cap, name, choice)
+        yield _row(case, cap, name, choice, count)
     assert NONE in answer.baselines
-    yield _row(case, cap, "apsched", answer.best, answer, took)
+    yield _row(case, cap, "apsched", answer.best, count, answer, took)
 
 
 def _row(
@@ -139,6 +148,7 @@ def _row(
     cap: str,
     name: str,
     choice: SolvedChoice,
+    num_parameters: int,
     answer: StepAnswer | None = None,
     took: float | None = None,
 ) -> Row:
@@ -152,6 +162,7 @@ def _row(
         choice=name,
         num_kept=len(kept_whole(choice.kept)),
         num_in_node=len(kept_in_node(choice.kept)),
+        num_again=num_parameters - len(choice.kept),
         kept_gib=round(choice.kept_bytes / GIB, 2),
         forward_ms=forward,
         backward_ms=backward,

@@ -22,6 +22,7 @@ ROW = Row(
     choice="all",
     num_kept=3,
     num_in_node=0,
+    num_again=0,
     kept_gib=1.0,
     forward_ms=1.0,
     backward_ms=2.0,
@@ -40,7 +41,8 @@ def test_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Row(**row) for row in json.loads(out.with_suffix(".json").read_text())]
     assert [row.choice for row in rows] == ["none", "all", "last_block", "fsdp2", "apsched"]
     assert sum(line.startswith("| llama3") for line in out.read_text().splitlines()) == len(rows)
-    assert rows[-1].num_kept == rows[1].num_kept == 20
+    assert rows[-1].num_kept == rows[1].num_kept == rows[0].num_again == 20
+    assert rows[-1].num_again == 0
     assert not beaten(rows)
     table = out.read_text()
     monkeypatch.setattr("benchmarks.keep.__main__.measured", lambda _: 1 / 0)
@@ -58,7 +60,7 @@ def test_a_step_that_does_not_fit_has_no_gap() -> None:
     )
     answer = SimpleNamespace(gap=0.0)
     (case,) = SMOKE
-    assert _row(case, "device", "apsched", choice, answer, 1.0).gap is None  # type: ignore[arg-type]
+    assert _row(case, "device", "apsched", choice, 3, answer, 1.0).gap is None  # type: ignore[arg-type]
 
 
 def test_a_faster_choice_under_the_same_cap_is_found() -> None:
