@@ -78,11 +78,16 @@ class Reduction:
         return f"{self.start}_sum"
 
     @property
+    def before_name(self) -> str:
+        """Input with the sum of the micro-batches before."""
+        return f"{self.start}_before"
+
+    @property
     def sum_names(self) -> tuple[str, ...]:
         """Nodes with sums: the one of the micro-batches before, that with this one, and the value
         of the first micro-batch.
         """
-        return f"{self.start}_before", self.sum_name, self.addend
+        return self.before_name, self.sum_name, self.addend
 
 
 def held_values(forward: GraphModule, backward: GraphModule) -> dict[str, tuple[HeldValue, ...]]:
@@ -184,7 +189,7 @@ def backward_of(
     for one in summed:
         value = nodes[one.addend]
         if not first:
-            value = _added(graph, nodes[one.start], value, one.sum_name)
+            value = _added(graph, one, nodes[one.start], value)
         if last:
             nodes[one.start].replace_input_with(nodes[one.addend], value)
         else:
@@ -290,11 +295,14 @@ def _taking(forward: Graph, held: Sequence[HeldValue]) -> Graph:
     return graph
 
 
-def _added(graph: Graph, start: Node, value: Node, name: str) -> Node:
-    """Append the sum ``name`` of ``value`` and that of the micro-batches before, a new input."""
-    before = _new_input(graph, f"{start.name}_before", torch.empty_like(value.meta["val"]))
+def _added(graph: Graph, one: Reduction, start: Node, value: Node) -> Node:
+    """Append the sum of ``value``, which ``one`` reduces from ``start`` on, and that of the
+    micro-batches before, a new input.
+    """
+    before = _new_input(graph, one.before_name, torch.empty_like(value.meta["val"]))
     with graph.inserting_after(value):
-        node = graph.create_node("call_function", _aten.add.Tensor, (before, value), name=name)
+        args = (before, value)
+        node = graph.create_node("call_function", _aten.add.Tensor, args, name=one.sum_name)
     custom = start.meta.get("custom", {})
     kept = {PARAMETER_KEY: custom[PARAMETER_KEY]} if PARAMETER_KEY in custom else {}
     node.meta = {"val": _aten.add.Tensor(before.meta["val"], value.meta["val"]), "custom": kept}

@@ -40,7 +40,7 @@ from apsched.units import ticks_to_us
 from apsched.whole_step.choices import Choice, Parameter
 from apsched.whole_step.improve import ticks_of
 from apsched.whole_step.keep_request import AUTO, KeepRequest, keep_request, of_one_micro_batch
-from apsched.whole_step.pair import Graphs, Step, beside_each_other
+from apsched.whole_step.pair import Graphs, Step
 from apsched.whole_step.search import solve_step
 
 _FEW = 3
@@ -146,7 +146,7 @@ class UnitsToKeep:
             graphs = [
                 # FSDP2 has no setter for a number of process ranks: nothing is resharded in a node
                 replace(with_memory_in_use(graph, in_use, solving.optimizer), nodes={})
-                for graph in beside_each_other(*priced)
+                for graph in priced
             ]
             plan = _plan(model, [graph.problem for graph in graphs])
             solving = replace(solving, plan=replace(plan, chooses_kept=request.mode == AUTO))
