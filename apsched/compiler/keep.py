@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from apsched.artifacts.kept_choice import kept_beside
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.graph_module import capture_graph
-from apsched.capture.keep import keep, keepable
+from apsched.capture.keep import Keepable, keep, keepable
 from apsched.compiler.memory_in_use import MemoryInUse, agreed_memory
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.answer import Answers
@@ -31,6 +31,7 @@ from apsched.compiler.schedule_captured import (
 )
 from apsched.compiler.settings import Settings
 from apsched.fx.collectives import is_collective
+from apsched.fx.keep import with_parts
 from apsched.fx.node_shards import NodeGroup
 from apsched.fx.passes.parameters import gather_nodes
 from apsched.names import in_node, name_of
@@ -226,9 +227,38 @@ def resharded(pair: Pair, names: Collection[str], settings: Settings) -> Pair:
         capture_graph(module, name=name)
         for name, module in zip(("forward", "backward"), pair, strict=True)
     )
-    nodes = nodes_of(groups_of(backward.module.graph, settings), settings)
-    wanted = [found for found in keepable(forward, backward, nodes) if found.name in names]
-    used = {found.again.group for found in wanted if found.node is not None}
+    wanted = _can_be_resharded((forward, backward), names, settings)
+    running = {found.again.group: node for found, node in wanted}
+    entries = [in_node(found.name) for found, _ in wanted]
+    first, second = keep(forward, backward, entries, running)
+    return first.module, second.module
+
+
+def resharded_in_joint(
+    joint: GraphModule,
+    halves: Callable[[GraphModule], CapturedPair],
+    names: Collection[str],
+    settings: Settings,
+) -> GraphModule:
+    """Return ``joint``, one graph of forward and backward, with the parameters ``names`` resharded
+    in their node, as :func:`resharded`; ``halves`` cuts it in two.
+    """
+    if not names:
+        return joint
+    forward, backward = halves(joint)
+    wanted = _can_be_resharded((forward, backward), names, settings)
+    early = {node.name for node in forward.module.graph.nodes}
+    return with_parts(joint, [(found.again, node) for found, node in wanted], early)
+
+
+def _can_be_resharded(
+    pair: CapturedPair, names: Collection[str], settings: Settings
+) -> list[tuple[Keepable, NodeGroup]]:
+    """Return those of the parameters ``names`` that can be resharded in their node, each with the
+    group of the node, which runs; a warning has the others.
+    """
+    nodes = nodes_of(groups_of(pair[1].module.graph, settings), settings)
+    wanted = [found for found in keepable(*pair, nodes) if found.name in names]
     strange = [found.name for found in wanted if found.node is None]
     if strange and process_rank() == 0:
         logger.warning(
@@ -238,13 +268,11 @@ def resharded(pair: Pair, names: Collection[str], settings: Settings) -> Pair:
             len(strange),
             strange[0],
         )
+    used = {found.again.group: found.node for found in wanted if found.node is not None}
     running = {
-        group: replace(node, name=running_node_group(node)) if group in used else node
-        for group, node in sorted(nodes.items())
+        group: replace(node, name=running_node_group(node)) for group, node in sorted(used.items())
     }
-    entries = [in_node(found.name) for found in wanted if found.node is not None]
-    first, second = keep(forward, backward, entries, running)
-    return first.module, second.module
+    return [(found, running[found.again.group]) for found in wanted if found.node is not None]
 
 
 def _step(pair: CapturedPair, settings: Settings, in_use: MemoryInUse) -> Step:

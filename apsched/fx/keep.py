@@ -139,7 +139,7 @@ def with_kept(
     """
     graph = copied_graph(forward.graph)
     made = {node.name: node for node in graph.nodes}
-    last_use = _last_uses(graph) if in_node else {}
+    last_use = _last_uses(graph.nodes) if in_node else {}
     taken: dict[str, list[_Taken]] = {}
     gone: set[str] = set()
     parts: dict[str, str] = {}
@@ -162,6 +162,31 @@ def with_kept(
         gone |= {one.passed} if one.frees_shard else set()
     taking = finished_with(backward, _taking(backward.graph, taken, gone))
     return with_graph(forward, graph), taking, parts
+
+
+def with_parts(
+    joint: GraphModule,
+    resharded: Iterable[tuple[GatheredAgain, NodeGroup]],
+    forward: Collection[str],
+) -> GraphModule:
+    """Return a copy of ``joint``, one graph of forward and backward, with the parameters
+    ``resharded``, of :func:`gathered_again` on its halves; ``forward`` are the names of the nodes
+    of its first half.
+    """
+    graph = copied_graph(joint.graph)
+    made = {node.name: node for node in graph.nodes}
+    last_use = _last_uses(node for node in graph.nodes if node.name in forward)
+    for one, group in resharded:
+        parts: dict[str, Node] = {}
+        for name, repeated in one.values:
+            if name not in parts:
+                value = made[name]
+                parts[name] = hand_over_part(graph, value, group, last_use[value])
+            old, start = made[repeated], made[one.gathers[0]]
+            with graph.inserting_before(old):
+                whole = gather_in_node(graph, parts[name], old, start, group)
+            old.replace_all_uses_with(whole)
+    return finished_with(joint, graph)
 
 
 def passed_values(module: GraphModule) -> list[str]:
@@ -211,10 +236,12 @@ def _taking(
     return graph
 
 
-def _last_uses(graph: torch.fx.Graph) -> dict[Node, Node]:
-    """Return node -> the last call that reads the storage of the node, or the node itself."""
+def _last_uses(nodes: Iterable[Node]) -> dict[Node, Node]:
+    """Return node -> the last call among ``nodes``, in their order, that reads the storage of the
+    node, or the node itself.
+    """
     found: dict[Node, Node] = {}
-    for node in graph.nodes:
+    for node in nodes:
         if node.op != "output":
             found[node] = node
             for given in node.all_input_nodes:

@@ -31,7 +31,11 @@ from apsched.compiler.schedule_graph import schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
 from apsched.fx.graph_copies import copied
-from apsched.integrations.torchtitan_keep import PassFunction, apsched_keep_pass
+from apsched.integrations.torchtitan_keep import (
+    PassFunction,
+    apsched_keep_pass,
+    apsched_reshard_pass,
+)
 from apsched.integrations.torchtitan_micro_batches import (
     ALONE,
     JoinedMicroBatches,
@@ -44,8 +48,8 @@ from apsched.problem.plan.plan_file import as_plan
 from apsched.torch_compat.compilers import describe_gradients
 from apsched.whole_step.keep_request import (
     KeepRequest,
-    check_kept_whole,
     keep_request,
+    of_one_micro_batch,
     plan_for,
 )
 
@@ -95,7 +99,7 @@ def register(
     joined = MicroBatchChoice.of(micro_batches, reduce)
     stated = None
     if keep is not None:
-        stated = check_kept_whole(keep_request(keep, "keep"), "keep")
+        stated = of_one_micro_batch(keep_request(keep, "keep"), "keep")
         chosen = replace(chosen, plan=plan_for(as_plan(chosen.plan), stated))
     check_chooses_kept(as_plan(chosen.plan))
     registry = _titan("registry")
@@ -189,21 +193,10 @@ def apsched_pipeline(
     first = _place_of_tags(passes)
     passes[first:first] = passes_before_tags(joined)
     names = [pass_name(one) for one in passes]
-    if REPLACED not in names:
-        if config.compile.precompile_artifact_dir:
-            _unscheduled(_PRECOMPILED, settings)
-            return passes
-        raise InputError(
-            f"expected {REPLACED} among TorchTitan's passes, found {', '.join(names)}; this version"
-            " of torchtitan is not known (0.3 is)"
-        )
-    place = names.index(REPLACED)
-    if later := [name for name in names[place:] if name in _AFTERWARDS]:
-        raise InputError(
-            f"expected no pass after apsched's that orders collectives again, found {later[0]};"
-            " turn off --compile.enable_fsdp_dense_region_overlap and"
-            " --compile.ep_overlap.enabled, or choose another pipeline"
-        )
+    if REPLACED not in names and config.compile.precompile_artifact_dir:
+        _unscheduled(_PRECOMPILED, settings)
+        return passes
+    place = _place_of_replaced(names)
     solved: Answers = {}  # so that a graph that is compared below is not solved again
     scheduling = partial(
         apsched_scheduling_pass,
@@ -218,17 +211,39 @@ def apsched_pipeline(
     tagged = names.index(TAGS) + 1 if TAGS in names[:place] else place
     disabled = config.compile.disable_passes
     between = passes[tagged:place]
+    names_of_parameters = partial(state_names, traced_result=traced_result)
+    in_node: set[str] = set()  # parameters that the first pass has the second one reshard
     keeping = partial(
         apsched_keep_pass,
         keep=keep,
-        names=partial(state_names, traced_result=traced_result),
+        names=names_of_parameters,
         gradients=partial(gradient_names, traced_result=traced_result),
         describe=partial(describe_joint, traced_result=traced_result, joined=joined),
         until_scheduled=[one for one in between if pass_name(one) not in disabled],
         settings=settings,
         solved=solved,
+        in_node=in_node,
     )
-    return [*passes[:tagged], keeping, *between, scheduling, *passes[place + 1 :]]
+    resharding = partial(
+        apsched_reshard_pass, names=names_of_parameters, settings=settings, in_node=in_node
+    )
+    return [*passes[:tagged], keeping, *between, resharding, scheduling, *passes[place + 1 :]]
+
+
+def _place_of_replaced(names: Sequence[str]) -> int:
+    if REPLACED not in names:
+        raise InputError(
+            f"expected {REPLACED} among TorchTitan's passes, found {', '.join(names)}; this version"
+            " of torchtitan is not known (0.3 is)"
+        )
+    place = names.index(REPLACED)
+    if later := [name for name in names[place:] if name in _AFTERWARDS]:
+        raise InputError(
+            f"expected no pass after apsched's that orders collectives again, found {later[0]};"
+            " turn off --compile.enable_fsdp_dense_region_overlap and"
+            " --compile.ep_overlap.enabled, or choose another pipeline"
+        )
+    return place
 
 
 def _place_of_tags(passes: Sequence[PassFunction]) -> int:

@@ -18,7 +18,12 @@ from torch.utils.checkpoint import CheckpointPolicy
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.graph_module import capture_graph
 from apsched.capture.joint import passed_through
-from apsched.compiler.keep import CapturedPair, fastest_in_joint, none_fits
+from apsched.compiler.keep import (
+    CapturedPair,
+    fastest_in_joint,
+    none_fits,
+    resharded_in_joint,
+)
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.answer import Answers
 from apsched.compiler.schedule_captured import process_rank
@@ -29,8 +34,9 @@ from apsched.fx.collectives import is_collective
 from apsched.fx.control_deps import without_control_deps
 from apsched.fx.graph_copies import copied
 from apsched.fx.passes.parameters import gather_nodes, is_backward
+from apsched.names import in_node as in_node_entry
 from apsched.torch_compat.compilers import describe_gradients
-from apsched.whole_step.choices import Choice
+from apsched.whole_step.choices import Choice, kept_in_node, kept_whole
 from apsched.whole_step.keep_request import AUTO, KeepRequest
 
 logger = logging.getLogger(__name__)
@@ -49,9 +55,11 @@ def apsched_keep_pass(
     until_scheduled: Sequence[PassFunction],
     settings: Settings,
     solved: Answers,
+    in_node: set[str],
 ) -> GraphModule:
     """Return ``gm`` with its gathers tagged as ``keep`` says; if that fails with
-    ``on_error="fallback"``, as TorchTitan tagged them.
+    ``on_error="fallback"``, as TorchTitan tagged them. ``in_node`` gets the parameters that
+    :func:`apsched_reshard_pass` has to reshard in their node.
 
     ``names`` returns placeholder -> parameter, ``gradients`` output -> parameter. ``describe`` has
     the names, too, and changes a graph in place as the scheduling pass does before it captures.
@@ -62,19 +70,16 @@ def apsched_keep_pass(
         return gm
     shards = names(gm)
 
+    def in_two(joint: GraphModule) -> CapturedPair:
+        return halves(joint, shards)
+
     def repeated(kept: Choice) -> GraphModule:
         joint = copied(gm)
         describe_gradients(joint.graph, gradients(gm))
-        tag_gathers(tagged_gathers(joint.graph, shards), kept)
+        tag_gathers(tagged_gathers(joint.graph, shards), kept_whole(kept))
         for one in until_scheduled:
             joint = one(joint, example_inputs)
-        return joint
-
-    def captured(joint: GraphModule) -> CapturedGraph:
-        joint = copied(joint)
-        names_of_state = describe(joint)
-        free = without_control_deps(joint)
-        return capture_graph(free, name="joint", parameter_names=names_of_state)
+        return resharded_in_joint(joint, in_two, kept_in_node(kept), settings)
 
     def prepare(agreement: GraphAgreement | None) -> tuple[dict[str, list[Node]], Choice]:
         gathers = tagged_gathers(gm.graph, shards)
@@ -86,13 +91,13 @@ def apsched_keep_pass(
         if keep.mode != AUTO:
             if text := none_fits(keep, sorted(gathers)):
                 raise InputError(text)
-            return gathers, keep.fitting(sorted(gathers))
+            return gathers, keep.fitting([*sorted(gathers), *map(in_node_entry, sorted(gathers))])
         # the passes run on every process rank: they may make process groups
         again = repeated(Choice())
         chosen = fastest_in_joint(
             sorted(gathers),
-            halves(again, shards),
-            lambda kept: captured(repeated(kept) if kept else again),
+            in_two(again),
+            lambda kept: _captured_joint(repeated(kept) if kept else again, describe),
             settings,
             agreement,
             solved,
@@ -101,10 +106,44 @@ def apsched_keep_pass(
 
     if (prepared := prepare_joint(gm, settings, prepare)) is not None:
         gathers, chosen = prepared
-        tag_gathers(gathers, chosen)
+        whole = kept_whole(chosen)
+        tag_gathers(gathers, whole)
+        in_node.update(kept_in_node(chosen))
         if process_rank() == 0:
-            logger.info("%d of %d parameters are not gathered again", len(chosen), len(gathers))
+            logger.info("%d of %d parameters are not gathered again", len(whole), len(gathers))
     return gm
+
+
+def apsched_reshard_pass(
+    gm: GraphModule,
+    example_inputs: Any = None,
+    *,
+    names: Callable[[GraphModule], Mapping[str, str]],
+    settings: Settings,
+    in_node: Collection[str],
+) -> GraphModule:
+    """Return ``gm``, in which backward gathers each of the parameters ``in_node`` again, with these
+    resharded in their node: forward keeps one part of each, and backward gathers the parts. If that
+    fails with ``on_error="fallback"``, ``gm`` as it is.
+    """
+    if not in_node:
+        return gm
+    shards = names(gm)
+
+    def prepare(agreement: GraphAgreement | None) -> GraphModule:
+        return resharded_in_joint(gm, lambda joint: halves(joint, shards), in_node, settings)
+
+    made = prepare_joint(gm, settings, prepare)
+    return gm if made is None else made
+
+
+def _captured_joint(
+    joint: GraphModule, describe: Callable[[GraphModule], Mapping[str, str]]
+) -> CapturedGraph:
+    joint = copied(joint)
+    names_of_state = describe(joint)
+    free = without_control_deps(joint)
+    return capture_graph(free, name="joint", parameter_names=names_of_state)
 
 
 def tagged_gathers(graph: torch.fx.Graph, names: Mapping[str, str]) -> dict[str, list[Node]]:

@@ -46,13 +46,6 @@ _WHICH = {
         " of several micro-batches (accumulate),"
     ),
 }
-_ONE_GRAPH = "one graph has all micro-batches"
-_NOT_JOINT = {
-    IN_NODE: "its gather in the node would depend on compute, and share no launch",
-    NEXT: _ONE_GRAPH,
-    SUM: _ONE_GRAPH,
-    SUM_SHARDS: _ONE_GRAPH,
-}
 KEPT_FILE = "kept.txt"
 """File of an answer that has the names of the parameters kept."""
 
@@ -99,27 +92,11 @@ DEFAULT = KeepRequest(mode=AUTO, is_default=True)
 
 
 def of_direction(keep: KeepRequest, direction: str, label: str = "--keep") -> KeepRequest:
-    """Return ``keep``, a request for graphs of ``direction``; ``InputError`` where these are one
-    graph that cannot keep parameters so.
-    """
+    """Return ``keep``, a request for graphs of ``direction``; ``InputError`` for a single one."""
     if direction in ("forward", "backward") and keep.mode != NONE:
         raise InputError(
             f"{label}: expected forward and backward, which keep parameters together, found"
             f" --direction {direction}; choose --direction both, or keep none"
-        )
-    if direction != "joint":
-        return keep
-    return check_kept_whole(keep, label, "choose --direction both, or drop that entry")
-
-
-def check_kept_whole(keep: KeepRequest, label: str, advice: str = "drop that entry") -> KeepRequest:
-    """Return ``keep``, a request for a joint graph; ``InputError`` where an entry of it has a
-    mark.
-    """
-    if shared := next(filter(mark_of, keep.entries), None):
-        raise InputError(
-            f"{label}: expected parameters that are kept whole in a joint graph, found {shared!r}:"
-            f" {_NOT_JOINT[mark_of(shared)]}; {advice}"
         )
     return keep
 

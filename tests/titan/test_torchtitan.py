@@ -23,7 +23,7 @@ from apsched.integrations import torchtitan as integration
 from apsched.integrations import torchtitan_keep
 from apsched.integrations.torchtitan_keep import apsched_keep_pass, halves
 from apsched.whole_step.keep_request import KeepRequest, keep_request
-from tests.titan.titan_worker import CASES
+from tests.titan.titan_worker import CASES, IN_NODES
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,23 @@ def test_the_choice_is_compared_in_the_joint_graph(reports):
         assert len(set(autos[0]["solved"])) == len(autos[0]["solved"]), "each graph once"
         assert not any(auto["solved"] for auto in autos[1:]), "one process rank solves"
     assert reports[0]["keep auto"]["again"] == []
+
+
+@pytest.mark.alone
+def test_parameters_resharded_in_their_node_are_gathered_there_and_change_no_bit(jobs):
+    """``lm_head`` is gathered once."""
+    for report in jobs[4]:
+        none, resharded, auto = (report[case] for case in IN_NODES)
+        assert none["sizes"] == [["backward", 4, True], ["forward", 4, True]]
+        for found in (resharded, auto):
+            assert found["losses"] == none["losses"]
+            assert found["weights"] == none["weights"]
+            assert found["exact"] is True
+        assert resharded["sizes"] == [["backward", 2, True], ["forward", 4, True]]
+        assert resharded["again"] == none["again"]
+        assert resharded["launches"] < none["launches"] + 3
+        assert ["backward", 2, True] in auto["sizes"]
+        assert resharded["step_us"] < none["step_us"]
 
 
 @pytest.mark.alone
@@ -197,12 +214,13 @@ def test_a_pass_behind_the_tags_decides_on_parameters(monkeypatch):
         monkeypatch, "a", integration.TAGS, "b", integration.REPLACED, keep=KeepRequest(mode="all")
     )
     scheduling = "apsched_scheduling_pass"
-    assert found == ["a", integration.TAGS, "apsched_keep_pass", "b", scheduling]
+    resharding = "apsched_reshard_pass"
+    assert found == ["a", integration.TAGS, "apsched_keep_pass", "b", resharding, scheduling]
 
 
 def test_wrong_requests_to_keep_are_refused():
-    with pytest.raises(InputError, match=r"kept whole in a joint graph, found 'a @node'"):
-        integration.register(keep=["a @node"])
+    with pytest.raises(InputError, match=r"found 'a @next', an entry of a step of several micro"):
+        integration.register(keep=["a @next"])
     with pytest.raises(InputError, match="keep: expected auto, none, all or a readable file"):
         integration.register(keep="missing.txt")
 
@@ -218,6 +236,7 @@ def choosing(keep: KeepRequest):
         until_scheduled=(),
         settings=Settings(),
         solved={},
+        in_node=set(),
     )
 
 

@@ -29,7 +29,11 @@ from torchtitan.experiments.graph_trainer.registry import (
     POST_INIT_HOOKS,
     register_memory_policy,
 )
-from torchtitan.experiments.graph_trainer.simple_fsdp import MixedPrecisionPolicy, data_parallel
+from torchtitan.experiments.graph_trainer.simple_fsdp import (
+    MixedPrecisionPolicy,
+    _wrap_class_cache,
+    data_parallel,
+)
 from torchtitan.experiments.graph_trainer.trainer import GraphTrainer
 
 from apsched.compiler import schedule_captured
@@ -50,6 +54,13 @@ CASES = {
     "keep auto, 31.5 MiB": {"keep": "auto", "memory_cap": "31.5MiB"},
 }
 """Name -> settings of the pipeline."""
+IN_NODES = {
+    "two nodes, keep none": {"keep": "none"},
+    "two nodes, resharded": {"keep": [".* @node"]},
+    "two nodes, keep auto": {"keep": "auto", "memory_cap": "30MiB"},
+}
+"""Cases on one mesh of four process ranks, two on a node; reductions are those of eager FSDP2."""
+TWO_NODES = 'base = "h100-tcpx"\nname = "two-nodes"\nranks_per_node = 2\n'
 ON_TWO = ("keep one block", "keep all, 31.5 MiB")
 """Cases that run on two processes only."""
 SOLVED: list[str] = []
@@ -69,16 +80,15 @@ def debug_config() -> Any:
     return config
 
 
-def sharded_model(config: Any, world_size: int) -> torch.nn.Module:
+def sharded_model(config: Any, world_size: int, *, replicated: bool) -> torch.nn.Module:
     torch.manual_seed(0)
     model = config.build()
     model.init_states()
     annotate_module_fqns(model)
     policy = MixedPrecisionPolicy(torch.float32, torch.float32)
-    if world_size == 2:
-        return data_parallel(
-            model, init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",)), "fully_shard", policy
-        )
+    if not replicated:
+        mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("fsdp",))
+        return data_parallel(model, mesh, "fully_shard", policy)
     mesh = init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("dp_replicate", "fsdp"))
     return data_parallel(
         model, mesh, "hybrid_shard", policy
@@ -138,12 +148,19 @@ def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def trained(world_size: int, pipeline: str | None, num_micro_batches: int = 1) -> dict[str, Any]:
+def trained(
+    world_size: int,
+    pipeline: str | None,
+    num_micro_batches: int = 1,
+    *,
+    replicated: bool | None = None,
+) -> dict[str, Any]:
     """Train for some steps; returns the losses, a hash of the weights after each, and the trainer's
     graph.
     """
     config = debug_config()
-    model = sharded_model(config, world_size)
+    replicated = world_size == 4 if replicated is None else replicated
+    model = sharded_model(config, world_size, replicated=replicated)
     trainer = graph_trainer(model, config, pipeline, num_micro_batches)
     batches = [batch(dist.get_rank() + world_size * k) for k in range(num_micro_batches)]
     parameters = list(model.parameters())
@@ -192,6 +209,13 @@ def told(found: dict[str, Any]) -> dict[str, Any]:
     gathered = [c for c in problem.collectives if problem.keys[c.key].kind == "all_gather"]
     return found | {
         "again": sorted(c.module for c in gathered if c.direction == "backward"),
+        "sizes": sorted(
+            {
+                (c.direction, problem.keys[c.key].group_size, c.may_share)
+                for c in problem.collectives
+                if c in gathered
+            }
+        ),
         "buckets": [[problem.keys[m[0].key].kind, [c.module for c in m]] for m in members],
         "named": all(c.module for c in problem.collectives),
         "directions": sorted(
@@ -223,6 +247,13 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         if settings is not None:
             register(budget=0.0, **settings)
         report[name] = told(trained(world_size, settings and "apsched", 2))
+    cluster = folder / f"two_nodes_{rank}.toml"
+    cluster.write_text(TWO_NODES)
+    _wrap_class_cache.clear()  # it has the mesh of the first model of a class
+    for name, settings in IN_NODES.items() if world_size == 4 else ():
+        SOLVED.clear()
+        register(budget=0.0, bitwise=True, cluster=cluster, **settings)
+        report[name] = told(trained(world_size, "apsched", replicated=False))
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()

@@ -114,9 +114,16 @@ def test_solve_reshards_in_the_node_and_apply_replays_it(tmp_path: Path, capsys)
     again = ["apply", *source, *schedules, "-o", str(tmp_path / "applied")]
     assert main(again) == 0
     assert capsys.readouterr().out.count("round trip exact") == 2
-    joint = ["solve", *source, "--direction", "joint", "--keep", str(folder / "kept.txt")]
-    assert main(joint) == 2
-    assert "expected parameters that are kept whole in a joint graph" in (capsys.readouterr().err)
+    joint = [*source, "--direction", "joint"]
+    kept = ["--keep", str(folder / "kept.txt"), "--budget", "0", "-o", str(tmp_path / "one graph")]
+    assert main(["solve", *joint, *kept]) == 0
+    found = json.loads((tmp_path / "one graph" / "result.json").read_text())["keep_joint"]
+    assert found["kept"] == names
+    assert found["num_in_node"] == report["num_in_node"]
+    capsys.readouterr()
+    schedule = str(tmp_path / "one graph" / "joint.schedule.json")
+    assert main(["apply", *joint, schedule, "-o", str(tmp_path / "one applied")]) == 0
+    assert "round trip exact" in capsys.readouterr().out
 
 
 def test_gradients_are_added_in_one_way() -> None:

@@ -95,7 +95,7 @@ def analyse(captured: CapturedGraph, group_ranks: Mapping[str, tuple[int, ...]])
         calls=calls,
         group_sizes=sizes,
         placement=placement,
-        fsdp=placement.from_inputs | placement.to_outputs,
+        fsdp=placement.from_inputs | placement.to_outputs | placement.from_parts,
         at_fixed_places=storages_at_fixed_places(nodes, table.of_node),
     )
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from apsched.fx.collectives import is_all_gather
+from apsched.fx.node_shards import PART_KEY
 from apsched.kinds import NodeKind
 
 _LIGHT = frozenset(
@@ -49,6 +51,7 @@ class Placement:
 
     from_inputs: frozenset[int]
     to_outputs: frozenset[int]
+    from_parts: frozenset[int]
 
 
 def placement_of(
@@ -57,8 +60,9 @@ def placement_of(
     wait_of_start: Mapping[int, int],
     parameters: frozenset[str],
 ) -> Placement:
-    """Return the ranks of FSDP collectives: their input comes from graph inputs alone, or their
-    output goes to graph outputs alone.
+    """Return the ranks of FSDP collectives: their input comes from graph inputs alone, their output
+    goes to graph outputs alone, or they gather the parts of a parameter that is resharded in its
+    node.
 
     Between a graph input and a start may stand views, other FSDP collectives, and compute that
     serves starts only: casts and the like, or anything that derives from parameters alone
@@ -76,7 +80,13 @@ def placement_of(
     return Placement(
         from_inputs=frozenset(start for start in wait_of_start if gathered[start]),
         to_outputs=frozenset(start for start, wait in wait_of_start.items() if finished[wait]),
+        from_parts=frozenset(start for start in wait_of_start if _gathers_part(nodes[start])),
     )
+
+
+def _gathers_part(start: torch.fx.Node) -> bool:
+    """Return whether ``start`` gathers the parts of a parameter that is resharded in its node."""
+    return is_all_gather(start) and any(PART_KEY in n.meta for n in start.all_input_nodes)
 
 
 def _serves_starts(kinds: Sequence[NodeKind], after: Sequence[list[int]]) -> list[bool]:

@@ -4,7 +4,7 @@ from typing import Any, TextIO
 
 from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.answer.kept_words import kept_count, no_choice
-from apsched.report.answer.whole_step import keep_json, kept_lines, print_kept, size_of
+from apsched.report.answer.whole_step import keep_json, kept_lines, kept_of, print_kept, size_of
 from apsched.report.table import console, plain_table
 from apsched.units import ticks_to_us
 from apsched.whole_step.joint_graph.step import JointAnswer, JointChoice
@@ -59,12 +59,8 @@ def joint_lines(answer: JointAnswer) -> tuple[str, ...]:
 
 
 def _own_lines(answer: JointAnswer) -> tuple[str, ...]:
-    num_kept, best = len(answer.best.kept), answer.best
-    again = len(answer.names) - num_kept
-    kept = (
-        f"  kept from forward to backward: {num_kept} of {len(answer.names)} parameters,"
-        f" {show_bytes(best.kept_bytes)}; {again} gathered again"
-    )
+    best = answer.best
+    kept = kept_of(best, len(answer.names))
     if not best.fits:
         return (f"step: {no_choice(best.least_bytes, answer.cap_bytes)}", kept)
     of = "" if answer.apart is not None else " with this choice"
@@ -100,7 +96,7 @@ def _cells(choice: JointChoice) -> list[str]:
         time = ""
     fits = "yes" if choice.fits else "no" if choice.result is not None else "not solved"
     return [
-        kept_count(figures["num_kept"], 0),
+        kept_count(figures["num_kept"], figures["num_in_node"]),
         show_bytes(choice.kept_bytes),
         time,
         show_bytes(choice.peak_bytes) if choice.fits else "",

@@ -165,23 +165,29 @@ def kept_lines(answer: StepAnswer) -> tuple[str, ...]:
     best = answer.best
     if not best.fits:
         return (f"step: {no_choice(best.least_bytes, answer.cap_bytes)}",)
-    whole, in_node = kept_whole(best.kept), kept_in_node(best.kept)
-    again = answer.num_parameters - len(best.kept)
-    parts = f"; {len(in_node)} resharded in their node" if in_node else ""
     by_rule = f" ({answer.num_by_rule} as rules of the plan say)" if answer.num_by_rule else ""
     return (
         f"step: {show_us(ticks_to_us(best.step_ticks))}, bound"
         f" {show_us(ticks_to_us(answer.bound.ticks))} ({answer.bound.source}), gap"
         f" {show_gap(answer.gap)}; peak of the step {show_bytes(best.peak_bytes)}"
         f" ({best.peak_graph}) with all parameters, cap {show_bytes(answer.cap_bytes)}",
-        f"  kept from forward to backward: {len(whole)} of {answer.num_parameters} parameters"
-        f"{parts}, {show_bytes(best.kept_bytes)}; {again} gathered again{by_rule}",
+        f"{kept_of(best, answer.num_parameters)}{by_rule}",
         "  memory against step time, of the choices solved: "
         + "; ".join(
             f"{show_bytes(choice.peak_bytes)} {show_us(ticks_to_us(choice.step_ticks))}"
             f" ({_count_in_words(choice)})"
             for choice in answer.frontier
         ),
+    )
+
+
+def kept_of(choice: SolvedChoice | JointChoice, num_parameters: int) -> str:
+    """Return the line on the parameters that ``choice`` keeps, of ``num_parameters``."""
+    whole, in_node = kept_whole(choice.kept), kept_in_node(choice.kept)
+    parts = f"; {len(in_node)} resharded in their node" if in_node else ""
+    return (
+        f"  kept from forward to backward: {len(whole)} of {num_parameters} parameters{parts},"
+        f" {show_bytes(choice.kept_bytes)}; {num_parameters - len(choice.kept)} gathered again"
     )
 
 

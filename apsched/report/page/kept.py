@@ -39,7 +39,8 @@ def joint_section(joint: Mapping[str, Any], apart: Mapping[str, Any] | None) -> 
 
 
 def _joint_cells(choice: Mapping[str, Any]) -> tuple[str, ...]:
-    count, size = kept_count(choice["num_kept"], 0), show_bytes(choice["kept_bytes"])
+    count = kept_count(choice["num_kept"], choice["num_in_node"])
+    size = show_bytes(choice["kept_bytes"])
     if choice["fits"]:
         peak = show_bytes(choice["peak_memory_bytes"])
         return count, size, show_us(choice["step_time_us"]), peak, "yes"

@@ -1,7 +1,8 @@
 """A bound on the time of one graph of forward and backward, over every choice of kept parameters.
 
 It is :class:`apsched.solver.bounds.whole_step.StepBound` for a step of one graph: g is the joint
-graph with every parameter kept, and there is no f.
+graph with every parameter kept, and there is no f. Resharding a parameter in its node counts its
+bytes, and no time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from apsched.names import DIRECTIONS
 from apsched.pipeline.load import LoadedGraph
 from apsched.problem.problem import Problem
 from apsched.solver.bounds.step_time import TimeBound
-from apsched.solver.bounds.whole_step import StepBound, bytes_beside
+from apsched.solver.bounds.whole_step import StepBound, bytes_beside, with_more_moves
 from apsched.solver.bounds.whole_step_rows import KeptItem
 from apsched.whole_step.bounds import grouped
 from apsched.whole_step.choices import Parameter
@@ -45,6 +46,8 @@ class JointGraphs:
         """
         again, kept = self.least.problem, self._with_least_prices()
         items = self._items(parameters)
+        copies = sum(len(p.values) for p in parameters if p.node_bytes)
+        caps = with_more_moves(caps, copies)  # nodes that the graph with the most kept lacks
         free_bytes = self._free_bytes(parameters, caps)
         return min(
             (
@@ -73,6 +76,7 @@ class JointGraphs:
             KeptItem(
                 collectives=tuple(at[DIRECTIONS[1], name] for name in own),
                 kept_bytes=parameter.size_bytes,
+                node_bytes=parameter.node_bytes,
             )
             for own, parameter in zip(gathers, parameters, strict=True)
         ]

@@ -154,8 +154,7 @@ class JointStep:
     @classmethod
     def of(cls, graph: LoadedGraph, request: SolveRequest, progress: Progress) -> "JointStep":
         """Return the step that ``graph``, one of forward and backward under the plan, is."""
-        # a gather in the node would depend on compute in one graph, and share no launch
-        halves = under_plan([replace(half, nodes={}) for half in graph.apart], request)
+        halves = under_plan(graph.apart, request)
         step = cls(graph=graph, apart=Step.of(halves, request, progress), request=request)
         return step.with_floor()
 
@@ -328,18 +327,19 @@ def solve_stated(
     ``keep`` states.
     """
     parameters = parameters_of(pair_of(graph.apart))
-    names = tuple(p.name for p in parameters)
-    chosen = keep.chosen(names)
+    entry_bytes = {entry: size for p in parameters for entry, size in p.entries.items()}
+    chosen = keep.chosen(tuple(entry_bytes))
     made = _made(graph, chosen, request)
     result = solve_graph(made, request, progress)
     best = JointChoice(
         kept=chosen,
-        kept_bytes=sum(p.size_bytes for p in parameters if p.name in chosen),
+        kept_bytes=sum(entry_bytes[entry] for entry in chosen),
         graph=made,
         bound_ticks=result.answer.bound_ticks,
         result=result,
     )
     bound = TimeBound(ticks=best.bound_ticks, source=result.answer.bound_source)
+    names = tuple(p.name for p in parameters)
     return JointAnswer(best=best, bound=bound, names=names, compared={})
 
 

@@ -77,6 +77,10 @@ class Draft:
     """How often the first node that finishes a reduction also reads the gradient, as the copy of
     DDP's reducer does.
     """
+    parts: float = 0.0
+    """How many of the on-path collectives gather the part that a compute node copied, and may move,
+    as those of parameters that are resharded in their node.
+    """
     sized: float = 0.0
     """How often a view has a size that a compute node or a collective before it has decided."""
     names: list[str] = field(default_factory=list)
@@ -232,6 +236,19 @@ class Draft:
             in_place=in_place,
         )
         self.given.setdefault(until, []).append(self.wait(c))
+
+    def copy_part(self) -> Tensor:
+        """Copy a part of the result of the last compute node."""
+        source = self.compute_order[-1]
+        node = self.node(NodeKind.COMPUTE, "part", self.rng.randint(0, 3), {source.node})
+        self.use(source.storage, node)
+        return Tensor(node, self.storage(self.bytes(), node))
+
+    def start_gather_of(self, part: Tensor) -> dict:
+        """Start the gather of a part that compute has made."""
+        group = self.rng.choice(("node", "node", "dp"))
+        size = self.storages[part.storage]["size"]
+        return self.start(self.key("all_gather", group, "bf16"), part, size, size * self.world)
 
     def start_reduction(self, i: int, chained: bool, wait_at: int) -> None:
         """Start the reduction of a gradient of compute node ``i``, which that allocates;

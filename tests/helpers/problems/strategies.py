@@ -191,7 +191,7 @@ def random_problem(
     """Return a problem of FSDP (gathers and reductions), HSDP (reduce-scatter, then all-reduce),
     DDP and on-path collectives.
 
-    ``sizes`` are ``units``, ``grain``, ``chained``, ``added``, ``copied`` and ``sized``
+    ``sizes`` are ``units``, ``grain``, ``chained``, ``added``, ``copied``, ``parts`` and ``sized``
     of :class:`draft.Draft`.
     """
     draft = Draft(rng, rng, **sizes)
@@ -215,7 +215,10 @@ def random_problem(
         elif what == "on_path":
             i = rng.randrange(num_compute - 1)
             until = rng.randint(i + 1, num_compute - 1)
-            after.setdefault(i, []).append(lambda i=i, until=until: draft.on_path(i, until))
+            if draft.parts and rng.random() < draft.parts:
+                _plan_part(draft, i, until, at, after)
+            else:
+                after.setdefault(i, []).append(lambda i=i, until=until: draft.on_path(i, until))
         else:
             chained = what == "chain" and budget >= 2
             budget -= chained
@@ -293,6 +296,29 @@ def _plan_gather(
 
     at.setdefault(start, []).append(begin)
     at.setdefault(rng.randint(start, first), []).append(end)
+
+
+def _plan_part(
+    draft: Draft,
+    made_by: int,
+    need: int,
+    at: dict[int, list[Callable[[], None]]],
+    after: dict[int, list[Callable[[], None]]],
+) -> None:
+    rng, made, started = draft.rng, [], []
+
+    def copy() -> None:
+        made.append(draft.copy_part())
+
+    def begin() -> None:
+        started.append(draft.start_gather_of(made[0]))
+
+    def end() -> None:
+        draft.given.setdefault(need, []).append(draft.wait_gather(started[0]))
+
+    after.setdefault(made_by, []).append(copy)
+    at.setdefault(rng.randint(made_by + 1, need), []).append(begin)
+    at.setdefault(need, []).append(end)
 
 
 def layered_problem(
