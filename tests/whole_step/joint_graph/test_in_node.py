@@ -6,17 +6,20 @@ from collections.abc import Iterator
 from itertools import product
 
 import pytest
+import torch
 from torch.fx import GraphModule
 
 from apsched.capture.captured import Capture
 from apsched.capture.keep import keep, keepable
 from apsched.capture.one_graph import joined, with_joint_graph
 from apsched.config import Caps, SolveOptions
+from apsched.fx.graph_copies import copied
 from apsched.fx.keep import with_parts
 from apsched.fx.node_shards import node_groups
+from apsched.fx.passes.parameters import is_backward
 from apsched.integrations.torchtitan_keep import halves
 from apsched.kinds import CollectiveKind
-from apsched.names import in_node
+from apsched.names import in_node, nodes_of_part
 from apsched.pipeline.load import with_apart
 from apsched.pipeline.solve_graph import SolveRequest
 from apsched.pipeline.steps import check_round_trip, rewrite
@@ -42,6 +45,12 @@ QUIET = Progress(quiet=True)
 @pytest.fixture(scope="module")
 def layers() -> Capture:
     return with_joint_graph(captured_layers((32, 64, 128)))
+
+
+@pytest.fixture(scope="module")
+def layers_with_casts() -> Capture:
+    """Compute and the parts take casts of gathered parameters."""
+    return with_joint_graph(captured_layers((32, 64, 128), cast=torch.bfloat16))
 
 
 def step_of(capture: Capture, prices: FlatPrices, cap_bytes: int | None) -> JointStep:
@@ -82,9 +91,15 @@ def test_no_choice_is_faster_than_the_bound(
     assert num_fitting >= 2
 
 
-def test_the_node_is_chosen_where_memory_is_short(layers: Capture) -> None:
-    """Gathers of parts have a size and a stream of their own, and share buckets."""
-    step = step_of(layers, SLOW, 140_000)
+@pytest.mark.parametrize("capture", ["layers", "layers_with_casts"])
+def test_the_node_is_chosen_where_memory_is_short(
+    capture: str, request: pytest.FixtureRequest
+) -> None:
+    """Gathers of parts have a size and a stream of their own, and may share buckets."""
+    free = step_of(request.getfixturevalue(capture), SLOW, None)
+    room = sum(p.node_bytes for p in free.apart.parameters)
+    cap_bytes = free.solve(Choice()).least_bytes + room
+    step = step_of(request.getfixturevalue(capture), SLOW, cap_bytes)
     found = solve_joint(step)
     assert kept_in_node(found.best.kept)
     assert ticks_of(found.best) < ticks_of(step.solve(Choice()))
@@ -118,6 +133,26 @@ def test_a_joint_graph_is_changed_as_its_halves_are(layers: Capture) -> None:
         made = with_parts(joint.module, chosen, early)
         assert calls(made) == calls(joined(*pair).module) != before
     assert calls(joint.module) == before
+
+
+def test_a_part_is_copied_in_forward_also_where_backward_reads_the_whole(layers: Capture) -> None:
+    """As in a joint graph in which a part of backward does not repeat the gather."""
+    joint = copied(layers.graphs[-1].module)
+    forward, backward = halves(joint, layers.graphs[-1].parameter_names)
+    nodes = node_groups(layers.group_ranks, 2)
+    first = keepable(forward, backward, nodes)[0]
+    (value, _), *_ = first.again.values
+    output = joint.graph.output_node()
+    whole = next(node for node in joint.graph.nodes if node.name == value)
+    with joint.graph.inserting_before(output):
+        read = joint.graph.call_function(torch.ops.aten.neg.default, (whole,))
+    output.args = ((*output.args[0], read),)
+    early = {node.name for node in forward.module.graph.nodes}
+    made = with_parts(joint, [(first.again, first.node)], early)
+    names = [node.name for node in made.graph.nodes]
+    calls_of_backward = (n for n in made.graph.nodes if n.op != "placeholder" and is_backward(n))
+    begins = names.index(next(calls_of_backward).name)
+    assert names.index(nodes_of_part(value)[-1]) < begins
 
 
 def calls(module: GraphModule) -> list[str]:
