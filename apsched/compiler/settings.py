@@ -54,6 +54,20 @@ ON_ERROR = ("raise", "fallback")
 
 _RECORDS: Mapping[str, type] = {"caps": Caps, "options": SolveOptions}
 """Record of several settings -> its type."""
+_MICRO_BATCHES = (
+    "several micro-batches are a setting of apsched.tune_fsdp2(accumulate=N) (eager FSDP2), of"
+    " TorchTitan's register(micro_batches=N), and of apsched.micro_batches(module, N), whose result"
+    " is compiled as one graph"
+)
+_ELSEWHERE = {
+    "accumulate": _MICRO_BATCHES,
+    "micro_batches": _MICRO_BATCHES,
+    "keep": (
+        "kept parameters change forward and backward together: pass keep to apsched.backend,"
+        " apsched.solve_step, apsched.tune_fsdp2 or TorchTitan's register"
+    ),
+}
+"""Setting of other functions -> where to state it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,11 +212,7 @@ class Settings:
         for name in settings:
             if name not in known:
                 shown = [one for one in known if one not in unused]
-                near = difflib.get_close_matches(name, [*shown, *_RECORDS], n=1)
-                raise InputError(
-                    f"expected a setting, found {name!r}; "
-                    + (f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(shown)}")
-                )
+                raise InputError(f"expected a setting, found {name!r}; {_remedy(name, shown)}")
         return cls(**settings)
 
     def check_traced_by_dynamo(self) -> None:
@@ -332,6 +342,13 @@ class Settings:
         if self.cost_model is not None:
             return self.cost_model
         return ClusterCostModel(load_cluster(self.known_cluster), group_ranks)
+
+
+def _remedy(name: str, known: Sequence[str]) -> str:
+    if name in _ELSEWHERE:
+        return _ELSEWHERE[name]
+    near = difflib.get_close_matches(name, [*known, *_RECORDS], n=1)
+    return f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(known)}"
 
 
 def _without_records(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -88,6 +88,12 @@ def test_an_error_in_the_line_about_a_graph_falls_back_too(
     ("settings", "message"),
     [
         ({"memory_cup": 1}, "did you mean 'memory_cap'"),
+        (
+            {"accumulate": 2},
+            r"apsched\.tune_fsdp2\(accumulate=N\) .* apsched\.micro_batches\(module",
+        ),
+        ({"micro_batches": 2}, r"TorchTitan's register\(micro_batches=N\)"),
+        ({"keep": "auto"}, r"pass keep to apsched\.backend, apsched\.solve_step"),
         ({"on_error": "ignore"}, "expected 'raise' or 'fallback', found 'ignore'"),
         ({"cluster": "no-such-cluster"}, "no-such-cluster"),
         ({"memory_cap": "plenty"}, "memory_cap: expected bytes"),
