@@ -28,6 +28,7 @@ from apsched.models.collectives import sum_gradient
 from apsched.models.mesh import ALONE, Group, Meshes, MeshSpec, group_of
 from apsched.models.options import ModelOptions
 from apsched.models.sharding import ParameterSharding
+from apsched.torch_compat.compilers import outside_of_transforms
 from apsched.torch_compat.graphs import fake_mode_of
 from apsched.torch_compat.partition import flex_attention_uncompiled
 
@@ -96,12 +97,13 @@ class Read:
         parameter = self.owner._parameters[self.name]
         if parameter is None:
             return None
-        if not self.is_shared:
-            return self.read(parameter)
-        with_gradient = torch.is_grad_enabled()
-        if with_gradient not in self.this_pass:
-            self.this_pass[with_gradient] = self.read(parameter)
-        return self.this_pass[with_gradient]
+        with outside_of_transforms(parameter):
+            if not self.is_shared:
+                return self.read(parameter)
+            with_gradient = torch.is_grad_enabled()
+            if with_gradient not in self.this_pass:
+                self.this_pass[with_gradient] = self.read(parameter)
+            return self.this_pass[with_gradient]
 
     @property
     def is_shared(self) -> bool:

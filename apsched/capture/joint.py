@@ -18,6 +18,7 @@ from apsched.fx.collectives import group_name, is_communication
 from apsched.fx.graph_copies import with_graph
 from apsched.fx.passes.checkpointing import saved_bytes
 from apsched.fx.passes.lists import add_at_the_end, joint_passes
+from apsched.fx.passes.own_reductions import with_own_reductions
 from apsched.fx.passes.parameters import parameter_names
 from apsched.fx.passes.partition_replay import (
     forget_spent_tags,
@@ -69,7 +70,8 @@ def capture_module(
 
     Every node has ``meta["nn_module_stack"]`` (``fwd_nn_module_stack`` in backward) where a module
     made it, and ``meta["custom"]["apsched_parameter"]`` where it gathers a parameter or reduces its
-    gradient; every collective has its role (:mod:`apsched.fx.passes.roles`).
+    gradient, each gradient by itself; every collective has its role
+    (:mod:`apsched.fx.passes.roles`).
     """
 
     given = {one.name for one in passes}
@@ -111,6 +113,7 @@ def capture_module(
     first = _captured("forward", forward, kept=forward.graph.find_nodes(op="placeholder"))
     graphs = [replace(first, has_backward=backward is not None)]
     if backward is not None:
+        backward = with_own_reductions(backward)
         backward = with_missing_values(backward)  # torch makes nodes without: those of generators
         backward = with_graph(backward, backward.graph, like=forward)  # its code is made late, too
         graphs.append(

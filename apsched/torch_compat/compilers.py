@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -229,6 +229,22 @@ def functions_uncompiled() -> AbstractContextManager[Any]:
     """
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
     return stance
+
+
+def outside_of_transforms(value: torch.Tensor) -> AbstractContextManager[Any]:
+    """Leave the transforms of ``torch.func`` that run (``vmap``, ``grad``) for a function of
+    ``value``, a tensor of none of them (torch/_functorch/pyfunctorch.py).
+
+    DTensor's autograd functions run in no transform (torch/autograd/function.py, setup_context).
+    """
+    from torch._C import _functorch
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    runs = _functorch.peek_interpreter_stack() is not None
+    if not runs or _functorch.is_functorch_wrapped_tensor(value):
+        return nullcontext()
+    cleared: AbstractContextManager[Any] = temporarily_clear_interpreter_stack()
+    return cleared
 
 
 def uncompiled_class(of: Any) -> Any:

@@ -256,6 +256,31 @@ def _functions_uncompiled() -> None:
     expect(torch.equal(found, -torch.ones(2)), "a compiled function runs as it was before")
 
 
+@contract("outside_of_transforms")
+def _outside_of_transforms() -> None:
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 2
+
+    weight = torch.ones(2, requires_grad=True)
+
+    def product(row: torch.Tensor) -> torch.Tensor:
+        with private.outside_of_transforms(weight):
+            same: torch.Tensor = Same.apply(weight)  # type: ignore[no-untyped-call]
+        return (same * row).sum()
+
+    torch.func.vmap(torch.func.grad(product))(torch.ones(3, 2)).sum().backward()
+    expect(
+        weight.grad is not None and weight.grad.tolist() == [6.0, 6.0],
+        "an autograd function without setup_context runs outside of vmap and grad",
+    )
+
+
 @contract("uncompiled", "uncompiled_class", "UncompiledModule")
 def _uncompiled() -> None:
     module = nn.Linear(2, 2)
