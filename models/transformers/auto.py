@@ -44,6 +44,10 @@ with a causal form is an encoder, unless it says ``is_decoder``.
 """
 
 
+_INPUTS = ("input_ids", "pixel_values", "input_features", "input_values")
+"""Names of text, images and sound among the arguments of ``forward``."""
+
+
 def build_auto(
     path: Path,
     fields: Mapping[str, Any],
@@ -141,11 +145,26 @@ def _model_class(path: Path, config: Any, fields: Mapping[str, Any]) -> Any:
     for name in names:
         kind = getattr(transformers, name, None)
         if kind is not None and kind.main_input_name in ("input_ids", "pixel_values"):
+            _refuse_more_inputs(path, kind)
             return kind
     raise InputError(
         f"hf:{path}: expected a model of tokens or pixels, found {config.model_type!r}"
         f" ({', '.join(names) or 'no model'}); capture it as package.module:function"
     )
+
+
+def _refuse_more_inputs(path: Path, kind: Any) -> None:
+    """Raise ``InputError`` for a model of text and images, or of text and sound: a step of one of
+    them leaves out a part of the model.
+    """
+    arguments = inspect.signature(kind.forward).parameters
+    taken = [name for name in _INPUTS if any(one.endswith(name) for one in arguments)]
+    if len(taken) > 1:
+        raise InputError(
+            f"hf:{path}: expected a model of tokens or pixels, found {kind.__name__} with several"
+            f" inputs ({', '.join(taken)}); capture it as package.module:function, with all that a"
+            " step takes"
+        )
 
 
 def accepted(path: Path, make: Callable[[], Any]) -> Any:

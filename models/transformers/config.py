@@ -186,12 +186,19 @@ def _is_known(fields: Mapping[str, Any], mesh: MeshSpec) -> bool:
     return mesh.ep == 1 and (mesh.tp == 1 or (family.tensor_parallel and not whole))
 
 
+def _number(fields: dict[str, Any]) -> Any:
+    """Return the number that ``fields`` stand for, as Transformers writes ``Infinity``; else
+    ``fields``.
+    """
+    return float(fields["__float__"]) if fields.keys() == {"__float__"} else fields
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Return the fields of a configuration file that names its ``model_type``; needs neither torch
     nor Transformers.
     """
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"), object_hook=_number)
     except OSError as error:
         raise InputError(
             f"hf:{path}: expected a configuration file of Transformers, found"

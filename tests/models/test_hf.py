@@ -11,6 +11,7 @@ import pytest
 from apsched.capture.captured import Capture
 from apsched.errors import InputError
 from apsched.fx.collectives import is_collective
+from apsched.models.transformers.config import read_config
 from apsched.pipeline.sources import SourceRequest, opened
 from tests.helpers.processes import WORKERS, run_sizes
 
@@ -107,6 +108,19 @@ def test_a_configuration_is_a_source_like_any_other(configs, run, tmp_path):
             "fsdp=2",
             r"tokens or pixels.*\(WhisperForConditionalGeneration\)",
         ),
+        (
+            "llama",
+            {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]},
+            "fsdp=2",
+            r"found LlavaForConditionalGeneration with several inputs \(input_ids, pixel_values\);"
+            " capture it as package.module:function",
+        ),
+        (
+            "llama",
+            {"model_type": "clip", "architectures": ["CLIPModel"]},
+            "fsdp=2",
+            "found CLIPModel with several inputs",
+        ),
         ("llama", {"model_type": "gpt2"}, "fsdp=2,tp=2", "by its own plan"),
         ("llama", {"model_type": "opt"}, "fsdp=2,ep=2", "base_model_ep_plan.*; drop ep"),
         ("llama", {"model_type": "opt", "max_position_embeddings": 16}, "fsdp=2", "--seq 16"),
@@ -121,6 +135,16 @@ def test_what_does_not_fit_is_refused_by_name(configs, tmp_path, name, changes, 
     with pytest.raises(InputError, match=found) as error:
         captured(configs.written(tmp_path, name, **changes), mesh)
     assert f"{name}.json" in str(error.value)
+
+
+def test_numbers_that_json_lacks_are_read_as_transformers_writes_them(tmp_path):
+    """``time_step_limit`` of Mamba2."""
+    limits = [0.0, {"__float__": "Infinity"}]
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "mamba2", "time_step_limit": limits})
+    )
+    fields = read_config(tmp_path / "config.json")
+    assert fields["time_step_limit"] == [0.0, float("inf")]
 
 
 @pytest.mark.parametrize(
