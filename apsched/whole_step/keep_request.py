@@ -46,6 +46,7 @@ _WHICH = {
         " of several micro-batches (accumulate),"
     ),
 }
+_WITHOUT_SPACE = re.compile(rf"(?<=\S)({IN_NODE}|{NEXT}|{SUM_SHARDS}|{SUM})$")
 KEPT_FILE = "kept.txt"
 """File of an answer that has the names of the parameters kept."""
 
@@ -169,7 +170,11 @@ def _entries(path: str | PathLike[str], label: str) -> tuple[str, ...]:
     return tuple(entry for entry in entries if entry)
 
 
-def _checked(entries: tuple[str, ...], label: str) -> tuple[str, ...]:
+def _checked(stated: tuple[str, ...], label: str) -> tuple[str, ...]:
+    """Return the entries ``stated``, with a space before their marks; ``InputError`` for one that
+    is no regular expression.
+    """
+    entries = tuple(_WITHOUT_SPACE.sub(r" \1", entry) for entry in stated)
     for entry in entries:
         try:
             re.compile(name_of(entry))

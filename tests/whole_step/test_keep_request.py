@@ -126,6 +126,11 @@ def test_solve_reshards_in_the_node_and_apply_replays_it(tmp_path: Path, capsys)
     assert "round trip exact" in capsys.readouterr().out
 
 
+def test_a_mark_needs_no_space() -> None:
+    found = keep_request(["a.w@node", r"b\..*@next", "c@sum", "d@sum-shards", "e @node", "f"])
+    assert found.entries == ("a.w @node", r"b\..* @next", "c @sum", "d @sum-shards", "e @node", "f")
+
+
 def test_gradients_are_added_in_one_way() -> None:
     """All share whole gradients; one that is added whole has no shards to add."""
     names = ["a", "a @next", "a @sum", "a @sum-shards", "b @sum", "b @sum-shards"]

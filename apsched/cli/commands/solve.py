@@ -119,7 +119,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             _refuse(args, where, request, solved, source.cluster, stdout, progress)
         along = _along_caps(solved, num_caps)
         results, files, lost = _with_files(solved, progress, inductor=args.inductor)
-    options = stated_options(vars(args) | _choice_by_default(keep, solved))
+    options = stated_options(vars(args) | _choice_made(keep, solved))
     report = report_json(args.source, source.cluster, results, options)
     _add_step(report, files, again, solved, along)
     report |= _optimizer_entry(solved, results)
@@ -258,9 +258,11 @@ def _bound_us(solved: "SolvedGraphs", results: "Sequence[Result]") -> float:
     return ticks_to_us(solved.answer.bound.ticks)
 
 
-def _choice_by_default(keep: "KeepRequest", solved: "SolvedGraphs") -> dict[str, Any]:
-    """Return the option that states the choice of kept parameters that was made by default."""
-    return {"keep": keep.mode} if keep.is_default and solved.answer is not None else {}
+def _choice_made(keep: "KeepRequest", solved: "SolvedGraphs") -> dict[str, Any]:
+    """Return the option that states the choice of kept parameters that was made, also by default."""
+    from apsched.whole_step.keep_request import AUTO
+
+    return {"keep": AUTO} if keep.mode == AUTO and solved.answer is not None else {}
 
 
 def _first_lines(

@@ -20,6 +20,11 @@ _REPLAYED = (
     "In the job, replayed: nothing is searched, every process rank checks the schedule against its"
     " own graph:"
 )
+_SOLVED = "Or solved in the job, once for all process ranks, where graphs differ from those above:"
+_TORCHTITAN = (
+    "In a job of TorchTitan's graph trainer with --compile.pass_pipeline apsched, solved there"
+    " (torch.compile makes two graphs, and the schedule of one graph fits neither):"
+)
 _SAME = "This makes the same schedules again, byte for byte:"
 _SAME_QUESTION = (
     "This answers the same question (the study found its schedule from those of other caps, or"
@@ -66,19 +71,15 @@ def _block(graphs: Sequence[SolvedGraph]) -> str:
     again = (_SAME if graphs[0].is_made_again else _SAME_QUESTION, made)
     if "--accumulate" in options:
         return head + _texts([again, (_MICRO_BATCHES, _fsdp2(graphs))])
+    is_joint = options.get("--direction") == "joint"
     parts = [again]
     if not graphs[0].of_study or options.get("--keep") != "auto":  # a choice that no file has
-        parts += [(_CHECKED, check), (_REPLAYED, _code(graphs, replay=True))]
+        parts.append((_CHECKED, check))
+        parts += [] if is_joint else [(_REPLAYED, _code(graphs, replay=True))]
     if not any(flag in options for flag in _NO_SETTING):
-        parts.append(
-            (
-                (
-                    "Or solved in the job, once for all process ranks, where graphs differ from"
-                    " those above:"
-                ),
-                _code(graphs, replay=False),
-            )
-        )
+        solved = _TORCHTITAN if is_joint else _SOLVED
+        made = _register(graphs[0]) if is_joint else _code(graphs, replay=False)
+        parts.append((solved, made))
     return head + _texts(parts)
 
 
@@ -106,6 +107,15 @@ def _fsdp2(graphs: Sequence[SolvedGraph]) -> str:
         "optimizer.step()\n"
         "optimizer.zero_grad()"
     )
+
+
+def _register(graph: SolvedGraph) -> str:
+    """Return the line of a job of TorchTitan with the options that gave the schedule."""
+    given = backend_arguments(graph.options)
+    if "--keep" in graph.options:
+        given["keep"] = repr(str(graph.options["--keep"]))
+    arguments = ", ".join(f"{name}={value}" for name, value in given.items())
+    return f"from apsched.integrations.torchtitan import register\n\nregister({arguments})"
 
 
 def _code(graphs: Sequence[SolvedGraph], *, replay: bool) -> str:

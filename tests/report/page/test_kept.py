@@ -1,6 +1,7 @@
 """The page of a run with parameters that are kept from forward to backward."""
 
 import json
+import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -116,6 +117,9 @@ def test_one_graph_of_both_has_the_section_and_its_kept_tensors(tmp_path: Path) 
     assert sum(graph.result.problem.storages[s].size_bytes for s in across) == joint["kept_bytes"]
     page = report_page(run).decode()
     assert "kept gathered up to" in page
+    assert "torch.compile(model" not in page, "it makes two graphs"
+    (line,) = re.findall(r"register\((.*)\)", unescape(page))
+    assert line == "budget=0.0, keep='auto'"
     section = page[
         page.index('id="kept"') : page.index("<h3>Choices for forward and backward apart")
     ]
