@@ -20,6 +20,11 @@ from apsched.units import ticks_to_us
 from apsched.what_if.one_more import Relaxed
 
 _SETTING_OF_CAP = {option.field_name: option.name for option in CAPS}
+_PLAN = "the plan"
+_NEEDS_LESS = (
+    "a graph needs less with activation checkpointing or smaller inputs, and the device has more"
+    " left with more process ranks"
+)
 _MORE = {"memory": "memory, 1 GiB", "network": "network, 1 Gb/s", "prefetch": "prefetch, 1 layer"}
 
 
@@ -222,19 +227,22 @@ def explain_infeasible(
     return f"{result.problem.name}: {why.message}" + (f"; try {joined}" if least else "")
 
 
-def explain_in_job(result: Result, outside_bytes: int = 0, step_bytes: int = 0) -> str:
-    """As :func:`explain_infeasible`, for the settings of a job, with the account of the device if
-    it is short of memory. ``outside_bytes`` of its step lie outside of the graph, and the step is
-    known to fit ``step_bytes``.
+def explain_in_job(
+    result: Result, outside_bytes: int = 0, step_bytes: int = 0, plan: str = _PLAN
+) -> str:
+    """As :func:`explain_infeasible`, for the settings of a job, with the account of the device and
+    the remedies if it is short of memory. ``outside_bytes`` of its step lie outside of the graph,
+    and the step is known to fit ``step_bytes``. ``plan`` names a plan that the user did not state.
     """
     account = account_in_words(result)
     text = explain_infeasible(result, stated=_as_setting, step_bytes=step_bytes)
+    text = text.replace(f"; without {_PLAN} ", f"; without {plan} ")
     if outside_bytes and not account:
         text += (
             f". {show_bytes(outside_bytes)} of the memory cap are outside of this graph: shards of"
             " kept parameters, gradients of other micro-batches"
         )
-    return text + (f"; {account}" if account else "")
+    return text + (f"; {account}; {_NEEDS_LESS}" if account else "")
 
 
 def _least(result: Result) -> dict[str, int]:

@@ -2,6 +2,8 @@
 process ranks, under the memory of the device, and the same losses.
 """
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ import apsched
 from apsched.capture.fake_world import world
 from apsched.compiler.memory_in_use import MemoryInUse
 from apsched.integrations.eager import kept as kept_units
+from apsched.integrations.fsdp2 import apply_fsdp2, fsdp2_plan
 from apsched.integrations.tune_fsdp2 import Fsdp2Tuning
 from tests.helpers.graphs.small_models import Residual
 from tests.helpers.processes import WORKERS, run_processes
@@ -125,6 +128,43 @@ def test_on_several_nodes_nothing_is_resharded_in_a_node(accumulate):
     assert "in_node" not in found.choices
     numbers = [one.reshard_after_forward for one in found.settings.units]
     assert all(isinstance(number, bool) for number in numbers)
+
+
+def test_a_schedule_that_reshards_in_a_node_is_refused_with_both_remedies():
+    with world(16):
+        model = sharded()
+        solved = apsched.solve_step(
+            model,
+            TOKENS,
+            keep=[r"layers\.1\..* @node"],
+            plan=fsdp2_plan(model, *apsched.capture(model, TOKENS)),
+            caps=apsched.Caps(max_compute_move=0),
+            budget=0.0,
+        )
+        remedies = r"layers\.1: .*call fully_shard\(..., reshard_after_forward=8\) on it, or use"
+        with pytest.raises(apsched.InputError, match=rf"{remedies} apsched\.tune_fsdp2"):
+            apply_fsdp2(model, solved.results)
+
+
+@pytest.mark.parametrize("keep", [None, "none"])
+def test_an_error_about_memory_names_no_plan_that_the_user_could_leave_out(keep):
+    with pytest.raises(apsched.InfeasibleError) as error:
+        tuned(keep, "1KiB")
+    (least,) = re.findall(r"try memory_cap=(\d+)", str(error.value))
+    with pytest.raises(apsched.InfeasibleError) as error:
+        tuned(keep, str(int(least) - 1))
+    assert "; without the units and the order of FSDP2 " in str(error.value)
+    assert "the plan" not in str(error.value)
+
+
+def test_an_error_about_a_device_that_is_too_small_names_the_remedies(monkeypatch):
+    use = MemoryInUse(total_bytes=80 * 2**30, outside_bytes=76 * 2**30, allocated_bytes=0)
+    monkeypatch.setattr(kept_units, "agreed_memory", lambda *_: use)
+    with pytest.raises(apsched.InfeasibleError) as error:
+        tuned("none", None)
+    assert "try memory_cap" not in str(error.value)
+    assert "is left for the graph: " in str(error.value)
+    assert "activation checkpointing or smaller inputs" in str(error.value)
 
 
 @pytest.mark.parametrize("stated", [{"keep": "auto"}, {"accumulate": 2}])
