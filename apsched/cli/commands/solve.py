@@ -259,7 +259,7 @@ def _bound_us(solved: "SolvedGraphs", results: "Sequence[Result]") -> float:
 
 
 def _choice_made(keep: "KeepRequest", solved: "SolvedGraphs") -> dict[str, Any]:
-    """Return the option that states the choice of kept parameters that was made, also by default."""
+    """Return the option that states the choice of kept parameters, also one made by default."""
     from apsched.whole_step.keep_request import AUTO
 
     return {"keep": AUTO} if keep.mode == AUTO and solved.answer is not None else {}
