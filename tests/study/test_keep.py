@@ -152,7 +152,12 @@ def test_what_cannot_be_kept_is_refused(debug_graphs: dict[str, Path], tmp_path:
         (debug_graphs["forward"], {"keep": "all"}, {}, "found a graph file"),
         ("llama3-debug", {"keep": "auto", "network": "2x"}, SIZES, "state a cluster file"),
         ("llama3-debug", {"keep": "missing.txt"}, SIZES, "readable file"),
-        ("llama3-debug", {"keep": str(node)}, {**SIZES, "direction": "joint"}, "kept whole"),
+        (
+            "llama3-debug",
+            {"keep": str(node)},
+            {**SIZES, "direction": "joint"},
+            "over several nodes",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             apsched.study(source, vary, quiet=True, **more)
