@@ -81,8 +81,8 @@ def register(
     ``"auto"``, names or regular expressions, or a file of them, as for :func:`apsched.backend`, and
     ``NAME @node`` for those of which each process rank keeps one part, and gathers the others of
     its node. It takes the place of ``--parallelism.fsdp_reshard_after_forward``; ``None`` leaves
-    that in force.
-    Parameters of ``lm_head``, which TorchTitan never gathers again, stay as they are.
+    that in force. Parameters of ``lm_head``, which TorchTitan never gathers again, stay as they
+    are.
 
     Where the trainer accumulates gradients, ``micro_batches`` of its micro-batches are one graph,
     which is scheduled with their nodes interleaved. With ``reduce="each"`` each micro-batch reduces

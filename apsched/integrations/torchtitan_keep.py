@@ -42,6 +42,7 @@ from apsched.whole_step.keep_request import AUTO, KeepRequest
 logger = logging.getLogger(__name__)
 
 PassFunction = Callable[..., GraphModule]
+_CHOSEN = "%d of %d parameters are not gathered again, %d are to be resharded in their node"
 
 
 def apsched_keep_pass(
@@ -110,7 +111,7 @@ def apsched_keep_pass(
         tag_gathers(gathers, whole)
         in_node.update(kept_in_node(chosen))
         if process_rank() == 0:
-            logger.info("%d of %d parameters are not gathered again", len(whole), len(gathers))
+            logger.info(_CHOSEN, len(whole), len(gathers), len(in_node))
     return gm
 
 

@@ -305,8 +305,8 @@ def _refuse_too_little_memory(needs: Sequence[tuple[Result, int]]) -> None:
     step_bytes = max(result.answer.floor_memory_bytes + outside for result, outside in needs)
     for result, outside in needs:
         if result.best is None:
-            plan = "the units and the order of FSDP2"
-            raise InfeasibleError(explain_in_job(result, outside, step_bytes, plan))
+            without_plan = "without the units and the order of FSDP2"
+            raise InfeasibleError(explain_in_job(result, outside, step_bytes, without_plan))
 
 
 def _settings(model: nn.Module, solved: _Solved) -> Fsdp2MicroBatches:

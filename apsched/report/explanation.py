@@ -15,12 +15,11 @@ from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.answer.account import account_in_words
 from apsched.report.binding import memory_text, shares, where_text
 from apsched.report.table import plain_table
-from apsched.schedule.result import Infeasibility, Relaxation
+from apsched.schedule.result import WITHOUT_PLAN, Infeasibility, Relaxation
 from apsched.units import ticks_to_us
 from apsched.what_if.one_more import Relaxed
 
 _SETTING_OF_CAP = {option.field_name: option.name for option in CAPS}
-_PLAN = "the plan"
 _NEEDS_LESS = (
     "a graph needs less with activation checkpointing or smaller inputs, and the device has more"
     " left with more process ranks"
@@ -228,15 +227,16 @@ def explain_infeasible(
 
 
 def explain_in_job(
-    result: Result, outside_bytes: int = 0, step_bytes: int = 0, plan: str = _PLAN
+    result: Result, outside_bytes: int = 0, step_bytes: int = 0, without_plan: str = WITHOUT_PLAN
 ) -> str:
     """As :func:`explain_infeasible`, for the settings of a job, with the account of the device and
     the remedies if it is short of memory. ``outside_bytes`` of its step lie outside of the graph,
-    and the step is known to fit ``step_bytes``. ``plan`` names a plan that the user did not state.
+    and the step is known to fit ``step_bytes``. ``without_plan`` are the words for a plan that the
+    user did not state.
     """
     account = account_in_words(result)
     text = explain_infeasible(result, stated=_as_setting, step_bytes=step_bytes)
-    text = text.replace(f"; without {_PLAN} ", f"; without {plan} ")
+    text = text.replace(WITHOUT_PLAN, without_plan)
     if outside_bytes and not account:
         text += (
             f". {show_bytes(outside_bytes)} of the memory cap are outside of this graph: shards of"

@@ -130,6 +130,10 @@ class FullPlace:
     """The live tensors there: origin, number, bytes; the largest first, the rest as one."""
 
 
+WITHOUT_PLAN = "without the plan"
+"""Words of a message about a plan that binds; a surface that makes the plan itself has others."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infeasibility:
     """Why no schedule keeps the caps."""

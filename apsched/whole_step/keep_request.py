@@ -93,7 +93,9 @@ DEFAULT = KeepRequest(mode=AUTO, is_default=True)
 
 
 def of_direction(keep: KeepRequest, direction: str, label: str = "--keep") -> KeepRequest:
-    """Return ``keep``, a request for graphs of ``direction``; ``InputError`` for a single one."""
+    """Return ``keep``, a request for graphs of ``direction``; ``InputError`` where it would have a
+    single graph keep parameters.
+    """
     if direction in ("forward", "backward") and keep.mode != NONE:
         raise InputError(
             f"{label}: expected forward and backward, which keep parameters together, found"

@@ -10,7 +10,7 @@ from apsched.problem.problem import Problem, without_plan
 from apsched.problem.storage_origins import BUFFERS, KEPT, origin
 from apsched.quantities import show_bytes
 from apsched.schedule.memory import lifetimes
-from apsched.schedule.result import FullPlace, Infeasibility, Relaxation
+from apsched.schedule.result import WITHOUT_PLAN, FullPlace, Infeasibility, Relaxation
 from apsched.schedule.schedule import Schedule, StepKind
 from apsched.schedule.simulate import simulate
 from apsched.solver.arrays.instance import Instance
@@ -127,7 +127,7 @@ def _without_plan(problem: Problem, caps: Caps) -> list[str]:
     least = just_in_time(Instance.of(free, caps))
     if least is None or least.peak_memory_bytes > caps.memory_cap_bytes:
         return []
-    return [f"without the plan {show_bytes(least.peak_memory_bytes)} is enough"]
+    return [f"{WITHOUT_PLAN} {show_bytes(least.peak_memory_bytes)} is enough"]
 
 
 def _show(name: str, value: int) -> str:

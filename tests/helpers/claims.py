@@ -3,7 +3,7 @@
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from apsched.config import Caps, SolveOptions
@@ -11,6 +11,7 @@ from apsched.problem.problem import Problem
 from apsched.schedule.result import SolveResult, Status
 from apsched.schedule.schedule import Schedule
 from apsched.solver import solve, solve_requested
+from apsched.solver.milp.model import solve_milp
 from tests.helpers.problems.random_plans import planned
 from tests.helpers.problems.strategies import (
     random_caps,
@@ -19,7 +20,7 @@ from tests.helpers.problems.strategies import (
     with_cuts,
     with_kernels,
 )
-from tests.helpers.verify_oracle import find_schedule
+from tests.helpers.verify_oracle import TooLargeError, find_schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,43 @@ def judged(seed: int, **sizes: float) -> tuple[SolveResult, list[BrokenClaim]]:
     problem, caps = random_case(seed, **sizes)
     result = answer(problem, caps, as_asked=seed % 2 == 1)
     return result, list(broken_claims(problem, caps, result))
+
+
+def num_with_true_claims(
+    seeds: Iterable[int], wanted: Callable[[Problem], int], **sizes: float
+) -> int:
+    """Judge the cases of ``seeds`` that have what is ``wanted``, but for those that take too long;
+    return their number. ``AssertionError`` for a false claim.
+    """
+    num_judged = 0
+    for seed in seeds:
+        if not wanted(random_case(seed, **sizes)[0]):
+            continue
+        try:
+            result, broken = judged(seed, **sizes)
+        except TooLargeError:
+            continue
+        assert broken == [], (seed, result.status, result.bound_source)
+        num_judged += 1
+    return num_judged
+
+
+def num_as_pulp_solves_them(
+    seeds: Iterable[int], wanted: Callable[[Problem], int], **sizes: float
+) -> int:
+    """Solve the smaller problems of ``seeds`` that have what is ``wanted`` with PuLP, too; return
+    their number. ``AssertionError`` for another step time.
+    """
+    num_solved = 0
+    for seed in seeds:
+        problem = random_problem(random.Random(seed), max_collectives=3, max_compute=3, **sizes)
+        if not wanted(problem):
+            continue
+        expected = solve(problem, Caps(), SolveOptions(time_slack=0.0))
+        assert expected.best is not None
+        assert solve_milp(problem, Caps()).step_time_ticks == expected.best.step_time_ticks, seed
+        num_solved += 1
+    return num_solved
 
 
 def broken_claims(problem: Problem, caps: Caps, result: SolveResult) -> Iterator[BrokenClaim]:

@@ -2,19 +2,14 @@
 claims of answers hold for all schedules that ``verify`` accepts, and PuLP agrees.
 """
 
-import random
-
 import pytest
 
 from apsched.config import Caps, SolveOptions
 from apsched.kinds import CollectiveKind, NodeKind
 from apsched.problem.problem import Problem
 from apsched.solver import least_memory, solve
-from apsched.solver.milp.model import solve_milp
-from tests.helpers.claims import judged, random_case
+from tests.helpers.claims import num_as_pulp_solves_them, num_with_true_claims
 from tests.helpers.problems.by_hand import ByHand, line
-from tests.helpers.problems.strategies import random_problem
-from tests.helpers.verify_oracle import TooLargeError
 
 ADDED = 0.7
 
@@ -34,17 +29,8 @@ def num_added(problem: Problem) -> int:
 
 @pytest.mark.parametrize("first_seed", range(0, 300, 100))
 def test_claims_hold(first_seed: int) -> None:
-    num_judged = 0
-    for seed in range(first_seed, first_seed + 100):
-        if not num_added(random_case(seed, added=ADDED)[0]):
-            continue
-        try:
-            result, broken = judged(seed, added=ADDED)
-        except TooLargeError:
-            continue
-        assert broken == [], (seed, result.status, result.bound_source)
-        num_judged += 1
-    assert num_judged >= 10
+    seeds = range(first_seed, first_seed + 100)
+    assert num_with_true_claims(seeds, num_added, added=ADDED) >= 10
 
 
 def test_each_ends_before_the_next_gradient_where_memory_is_short() -> None:
@@ -66,13 +52,4 @@ def test_each_ends_before_the_next_gradient_where_memory_is_short() -> None:
 
 
 def test_pulp_agrees() -> None:
-    num_solved = 0
-    for seed in range(200):
-        problem = random_problem(random.Random(seed), max_collectives=3, max_compute=3, added=ADDED)
-        if not num_added(problem):
-            continue
-        expected = solve(problem, Caps(), SolveOptions(time_slack=0.0))
-        assert expected.best is not None
-        assert solve_milp(problem, Caps()).step_time_ticks == expected.best.step_time_ticks, seed
-        num_solved += 1
-    assert num_solved >= 8
+    assert num_as_pulp_solves_them(range(200), num_added, added=ADDED) >= 8
