@@ -156,11 +156,6 @@ class Orders:
         begin = instance.arrays.after_begin
         self._chained = [c for c in range(len(begin) - 1) if begin[c + 1] > begin[c]]
 
-    @property
-    def keeps_together(self) -> bool:
-        """Whether some nodes stay together, so that orders of the blocks are not all orders."""
-        return bool((np.diff(self.precedence.first) > 1).any())
-
     def num_open_pairs(self, most: int) -> int:
         """Return the number of pairs of blocks whose order is open; ``most + 1`` where there are
         more.
