@@ -74,9 +74,64 @@ def test_your_own_model_trains_with_a_schedule(tmp_path: Path) -> None:
         assert re.search(r"FSDP2 tuned: 5 units, step time .* predicted, .* untuned", output)
 
 
-def _outputs(directory: Path, page: str, *files: str, arguments: tuple[str, ...] = ()) -> list[str]:
-    """Write the blocks ``files`` of ``page``, run the last of them with ``arguments`` on two
-    processes, and return the output of each.
+_TIED = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+import apsched
+from train import shard
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.middle = nn.Embedding(16, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embedding.weight
+        self.middle.bias.requires_grad_(False)
+
+    def forward(self, tokens):
+        return self.head(self.middle(self.embedding(tokens)))
+
+def steps(model, run):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        run(torch.arange(8)).square().mean().backward()
+        yield model
+        optimizer.step()
+        optimizer.zero_grad()
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model, whole = Tied(), Tied()
+whole.load_state_dict(model.state_dict())
+shard(model, init_device_mesh("cpu", (2,)))
+backend = apsched.backend(cluster="h100", memory_cap="60GiB", budget=1.0)
+for found in zip(
+    steps(model, torch.compile(model, backend=backend)), steps(whole, whole), strict=True
+):
+    for parameter in whole.parameters():
+        if parameter.grad is not None:
+            parameter.grad *= 2  # two process ranks with the same tokens
+    for one, other in zip(*(found_in.parameters() for found_in in found), strict=True):
+        assert (one.grad is None) == (other.grad is None) == (not one.requires_grad)
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad.full_tensor(), other.grad)
+assert torch.equal(model.head.weight, model.embedding.weight)
+dist.destroy_process_group()
+"""
+
+
+def test_tied_parameters_stay_tied_and_frozen_ones_frozen(tmp_path: Path) -> None:
+    """Gradients are those of the model without shards, with ``shard`` of the page."""
+    (tmp_path / "tied.py").write_text(_TIED)
+    _outputs(tmp_path, "training-job.md", "train.py", start="tied.py")
+
+
+def _outputs(
+    directory: Path, page: str, *files: str, arguments: tuple[str, ...] = (), start: str = ""
+) -> list[str]:
+    """Write the blocks ``files`` of ``page``, run the last of them (or ``start``) with
+    ``arguments`` on two processes, and return the output of each.
     """
     for file in files:
         (code,) = re.findall(
@@ -86,7 +141,7 @@ def _outputs(directory: Path, page: str, *files: str, arguments: tuple[str, ...]
     with as_torchrun(world_size=2) as job:
         processes = [
             subprocess.Popen(
-                [sys.executable, str(directory / files[-1]), *arguments],
+                [sys.executable, str(directory / (start or files[-1])), *arguments],
                 env=os.environ
                 | job
                 | {"OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)},
