@@ -27,6 +27,10 @@ class CapturedGraph:
     """Placeholders of forward whose gradients this graph returns, where its outputs have no
     descriptors of AOTAutograd.
     """
+    frozen: frozenset[str] = frozenset()
+    """Names of parameters that get no gradient in the step, where a compiler knows them before it
+    has the backward graph.
+    """
     has_backward: bool = True
     """Whether the step may have a backward graph: a model of which nothing is trained has none."""
 

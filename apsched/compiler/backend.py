@@ -56,6 +56,8 @@ class ParameterNames:
     """Position -> name, of the inputs of a graph of Dynamo that are parameters."""
 
     of_inputs: Mapping[int, str] = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
+    """Names of those that get no gradient."""
     failed: Exception | None = None
     """Why they were not found: the graphs stay unchanged then, on all process ranks."""
 
@@ -96,7 +98,7 @@ class Backend:
         ``without_effect``: ``mode`` and ``options`` of torch.compile, where they are stated.
         """
         self._warn_once(without_effect)
-        names = self._parameters(gm)
+        names = self._parameters(gm, example_inputs)
         if self.inductor:
             around = partial(with_agreed_code, settings=self.settings)
             return inductor_compiled(
@@ -140,9 +142,11 @@ class Backend:
             "reshard_after_forward": self.reshard_after_forward,
         }
 
-    def _parameters(self, gm: torch.fx.GraphModule) -> ParameterNames:
+    def _parameters(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> ParameterNames:
         try:
-            return ParameterNames(of_inputs=dynamo_parameters(gm))
+            names = dynamo_parameters(gm)
+            frozen = frozenset(name for k, name in names.items() if not inputs[k].requires_grad)
+            return ParameterNames(of_inputs=names, frozen=frozen)
         except Exception as error:
             if self.settings.on_error == "raise":
                 raise
@@ -170,7 +174,7 @@ class Backend:
                 names.failed,
             ),
             "post_grad_custom_post_pass": InductorPass(
-                self.settings, names.of_inputs, self.results
+                self.settings, names.of_inputs, names.frozen, self.results
             ),
         }
         off = {name: OFF[name] for name in switched_on()}
@@ -225,6 +229,7 @@ class Backend:
             self.settings,
             name=name,
             parameter_names=partial(names.write_into, gm.graph),
+            frozen=names.frozen,
         )
         if fast is not gm:
             self.results.append(fast.meta[RESULT])

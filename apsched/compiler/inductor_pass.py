@@ -43,6 +43,8 @@ class InductorPass(CustomGraphPass):
     """Position -> name, of the inputs that are parameters, if the graph's own descriptors do not
     have them.
     """
+    frozen: frozenset[str] = frozenset()
+    """Names of the parameters without a gradient, as far as they are known."""
     results: list[Result] = field(default_factory=list)
 
     def __call__(self, graph: Graph) -> None:
@@ -55,6 +57,7 @@ class InductorPass(CustomGraphPass):
                 module,
                 self.settings,
                 parameter_names=partial(name_parameters, graph, self.names),
+                frozen=self.frozen,
                 held=True,
                 agreement=agreement,
             )
@@ -73,7 +76,7 @@ class InductorPass(CustomGraphPass):
         current = graph_in_inductor()
         if not (current.cached if current is not None else not self.settings.agreements):
             return None
-        return fingerprint(self.settings, sorted(self.names.items()))
+        return fingerprint(self.settings, sorted(self.names.items()), sorted(self.frozen))
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -43,6 +44,7 @@ def schedule_graph(
     name: str | None = None,
     kept_inputs: Iterable[str] | None = None,
     parameter_names: Names | None = None,
+    frozen: frozenset[str] = frozenset(),
     held: bool = False,
     agreement: GraphAgreement | None = None,
     solved: Answers | None = None,
@@ -54,7 +56,8 @@ def schedule_graph(
     the other arguments, which matter to memory (``kept_inputs``: placeholders that the caller keeps
     alive) and plans (``parameter_names``: placeholder -> name, or a function that finds them or
     writes them into the graph), and follow from the names and descriptors that AOTAutograd gives
-    placeholders where they are not given. The returned module runs in graph order, with ``held``
+    placeholders where they are not given; ``frozen`` names the parameters without a gradient, which
+    have no optimizer state. The returned module runs in graph order, with ``held``
     also through full Inductor; its :class:`apsched.Result` is ``module.meta["apsched_result"]``.
     ``agreement`` is that of the process ranks on this graph, where it was opened already, and
     ``solved`` has answers that this process found before. One line is logged for each graph.
@@ -79,6 +82,7 @@ def schedule_graph(
         if held:
             check_inductor()
         captured = capture_graph(free, name=name, kept_inputs=kept_inputs, parameter_names=names)
+        captured = replace(captured, frozen=frozen)
         fast = scheduled(captured, settings, agreement, solved)
         run = hold_order(fast, group_ranks=groups_of(free.graph, settings)) if held else fast
         _warn_of_unused_hints(fast.meta[RESULT], settings)

@@ -71,7 +71,7 @@ def to_bytes(dag: nx.DiGraph) -> bytes:
             **({"assumed": asdict(assumed)} if assumed.sizes else {}),
             **{
                 key: dag.graph[key]
-                for key in ("chains", "parameters", "gradients")
+                for key in ("chains", "parameters", "gradients", "frozen")
                 if dag.graph.get(key)
             },
             **({} if dag.graph.get("has_backward", True) else {"has_backward": False}),
@@ -115,6 +115,7 @@ def from_bytes(data: bytes) -> nx.DiGraph:
         chains=_ints(graph.get("chains", []), "chains"),
         parameters=_strings(graph.get("parameters", []), "parameters"),
         gradients=_strings(graph.get("gradients", []), "gradients"),
+        frozen=_strings(graph.get("frozen", []), "frozen"),
         has_backward=_has_backward(graph),
     )
     for k, node in enumerate(_get(content, "nodes", list)):

@@ -135,14 +135,16 @@ def beside_graphs(dags: Sequence[nx.DiGraph], cluster: Cluster) -> tuple[BesideG
 
     A parameter is an input of a floating dtype that the caller keeps; a parameter that several
     graphs take is recognized by its name and counts once. Those without a gradient have no
-    optimizer state, where a graph says which have one, or that the step has none. Communicators are
-    those that any of the graphs uses.
+    optimizer state, where a graph says which have one or have none, or that the step has none.
+    Communicators are those that any of the graphs uses.
     """
     held = [_parameters(dag, dags) for dag in dags]
     all_held = {name: found for parameters in held for name, found in parameters.items()}
     total_bytes, bf16_bytes = _both_bytes(all_held.values())
     trained = all_held.keys() & {n for dag in dags for n in dag.graph.get("gradients", ())}
-    frozen = all_held.keys() - trained if trained or not _has_backward(dags) else ()
+    stated = {n for dag in dags for n in dag.graph.get("frozen", ())}
+    known = trained or not _has_backward(dags)
+    frozen = all_held.keys() - trained if known else all_held.keys() & stated
     frozen_bytes, bf16_frozen_bytes = _both_bytes(all_held[name] for name in frozen)
     is_gpu = cluster.library == "nccl"
     num_communicators = _num_groups(dags) if is_gpu else 0

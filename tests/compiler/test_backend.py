@@ -239,6 +239,29 @@ class UsedTheOtherWayRound(torch.nn.Module):
         return self.second(self.first(x))
 
 
+@pytest.mark.parametrize("inductor", [False, True])
+@pytest.mark.parametrize("trained", [("0.bias",), ("2.weight", "2.bias"), ()])
+def test_frozen_parameters_have_no_optimizer_state(mesh, trained, inductor):
+    """Also in a backward graph that takes frozen parameters alone, and where none is trained."""
+    model = shard(layers(), mesh)
+    for name, parameter in model.named_parameters():
+        name = name.replace("parametrizations.", "").removesuffix(".original")
+        parameter.requires_grad_(name in trained)
+    again = not inductor
+    backend = apsched.backend(
+        cluster="h100", budget=0.0, reshard_after_forward=again, inductor=inductor
+    )
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    compiled(torch.ones(4, WIDTH, requires_grad=True)).sum().backward()
+    trained_bytes = 2 * sum(4 * p.to_local().numel() for p in model.parameters() if p.requires_grad)
+    forward, *backward = [
+        {line.what: line.size_bytes for line in result.account.lines} for result in backend.results
+    ]
+    assert forward.get("optimizer state (adamw)", 0) == trained_bytes
+    for lines in backward:
+        assert lines.get("optimizer state (adamw)", 0) <= trained_bytes
+
+
 def test_bitwise_takes_the_order_of_registration(mesh):
     """Dynamo lists parameters by first use; eager FSDP2 reduces them as they were registered."""
     model = shard(UsedTheOtherWayRound(), mesh)

@@ -48,11 +48,12 @@ def test_the_same_graph_comes_back(dag, tmp_path):
     assert to_bytes(back) == to_bytes(dag) == (tmp_path / "g.graph").read_bytes()
 
 
-def test_names_of_gradients_come_back(dag):
-    assert "gradients" not in orjson.loads(gzip.decompress(to_bytes(dag)))["graph"]
+@pytest.mark.parametrize("key", ["gradients", "frozen"])
+def test_names_of_gradients_and_of_frozen_parameters_come_back(dag, key):
+    assert key not in orjson.loads(gzip.decompress(to_bytes(dag)))["graph"]
     with_names = dag.copy()
-    with_names.graph["gradients"] = ("w",)
-    assert from_bytes(to_bytes(with_names)).graph["gradients"] == ("w",)
+    with_names.graph[key] = ("w",)
+    assert from_bytes(to_bytes(with_names)).graph[key] == ("w",)
 
 
 def test_a_step_without_a_backward_graph_comes_back(dag):
