@@ -145,7 +145,8 @@ def tune_fsdp2(
             words = None if request is None else ", ".join(request.entries) or request.mode
             stated = {"keep": str(words), "accumulate": str(accumulate)}
             agreement.same_settings("fully_shard", stated)
-        with agreement.job.working() if agreement else nullcontext():
+        at_work = agreement.job.working() if agreement else nullcontext()
+        with at_work, progress_of(chosen).stage("capture"):
             capture = _captured(model, given, gathers_again=request is not None)
             hinted = (replace(graph, hints=chosen.stated_hints) for graph in capture.graphs)
             capture = replace(capture, graphs=tuple(hinted))

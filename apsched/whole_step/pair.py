@@ -1,6 +1,6 @@
 """Forward and backward of one step under one choice: graphs, problems and solved schedules."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -339,15 +339,21 @@ class Step:
 
         return solve_on_one_device(graphs, caps, self.request, solve)
 
-    def solve_graph(self, graph: LoadedGraph, caps: Caps, *, search_alone: bool = False) -> Result:
-        """Return ``graph`` solved within ``caps``; ``search_alone`` without CP-SAT, and without the
-        reasons if nothing fits.
-        """
+    def progress_of(self, graph: LoadedGraph) -> Callable[..., None]:
+        """Return the function to which a search reports its progress on ``graph``."""
 
         def report(stage: str, *figures: float) -> None:
             self.progress.solver(f"{graph.problem.name}, {stage}", *figures)
 
-        search = partial(solve_requested, search_alone=search_alone, progress=report)
+        return report
+
+    def solve_graph(self, graph: LoadedGraph, caps: Caps, *, search_alone: bool = False) -> Result:
+        """Return ``graph`` solved within ``caps``; ``search_alone`` without CP-SAT, and without the
+        reasons if nothing fits.
+        """
+        search = partial(
+            solve_requested, search_alone=search_alone, progress=self.progress_of(graph)
+        )
         return solve_graph(graph, self.request, Progress(quiet=True), caps=caps, search=search)
 
 

@@ -130,6 +130,22 @@ def test_on_several_nodes_nothing_is_resharded_in_a_node(accumulate):
     assert all(isinstance(number, bool) for number in numbers)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_progress_shows_the_capture_and_the_search_of_each_choice(capsys, accumulate):
+    for progress in (False, True):
+        with world(2):
+            settings = {"cluster": "h100", "budget": 0.0, "progress": progress}
+            apsched.tune_fsdp2(sharded(), TOKENS, keep="auto", accumulate=accumulate, **settings)
+        lines = capsys.readouterr().err.splitlines()
+        if not progress:
+            assert lines == []
+    begun = [line for line in lines if line.endswith(" ...")]
+    assert begun[0] == "capture ..."
+    assert any("solve with" in line for line in begun)
+    done = [line for line in lines if line.startswith("solve with") and line not in begun]
+    assert all("incumbent" in line and "; backward, " in line for line in done)
+
+
 def test_a_schedule_that_reshards_in_a_node_is_refused_with_both_remedies():
     with world(16):
         model = sharded()

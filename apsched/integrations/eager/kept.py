@@ -103,7 +103,9 @@ class _UnitStep(Step):
     units: Units = ()
 
     def solve_graph(self, graph: LoadedGraph, caps: Caps, *, search_alone: bool = False) -> Result:
-        solving = partial(solve_requested, search_alone=search_alone)
+        solving = partial(
+            solve_requested, search_alone=search_alone, progress=self.progress_of(graph)
+        )
         in_order = partial(searched_as_units, solving=solving, units=self.units)
         quiet = Progress(quiet=True)
         try:
