@@ -334,6 +334,7 @@ def solve_step(
     optimizer: StatedOptimizer = DEFAULT_OPTIMIZER,
     reserve: float = DEFAULT_RESERVE,
     in_job: bool = False,
+    in_node: bool = True,
     plan: Plan | str | PathLike[str] | None = None,
     second_group: bool = False,
     time_slack: float | None = None,
@@ -366,6 +367,8 @@ def solve_step(
     in_job
         The default memory cap also leaves out the other memory that the running job has in use, the
         most of its process ranks, as ``apsched.backend`` does. All of them make this call at once.
+    in_node
+        ``False``: no parameter is resharded in its node, for a job that cannot do so (FSDP2).
     caps, options, time_slack, budget, seed, second_group
         As for :func:`apsched.solve`; without ``caps`` compute moves by at most 200 places.
     plan
@@ -381,7 +384,7 @@ def solve_step(
         with ``in_job``, where another process rank does not make this call.
     """
     wanted = keep_request(keep, "keep")
-    checked_switches(second_group=second_group, in_job=in_job, progress=progress)
+    checked_switches(second_group=second_group, in_job=in_job, in_node=in_node, progress=progress)
     if in_job and mesh is not None:
         raise InputError(
             f"in_job: expected a model of the running job, found mesh {mesh!r}; leave one out"
@@ -401,7 +404,7 @@ def solve_step(
     at_work = working() if in_job else ExitStack()
     with at_work, _captured(model, inputs, mesh, activation_checkpoint) as found:
         request = replace(request, optimizer=counted())
-        priced = priced_on_cluster(found, cluster, stream)
+        priced = priced_on_cluster(found, cluster, stream, in_node=in_node)
         at_work.close()
         if in_job:
             priced = in_job_account(priced, request, optimizer)

@@ -363,10 +363,10 @@ def _from_graph_files(
 
 
 def priced_on_cluster(
-    capture: "Capture", cluster_name: str, progress: Progress
+    capture: "Capture", cluster_name: str, progress: Progress, *, in_node: bool = True
 ) -> tuple[LoadedGraph, ...]:
     """Return the graphs of ``capture``, one training step, with the prices and the device of a
-    cluster.
+    cluster, and unless ``in_node`` is false with its nodes, in which parameters may be resharded.
     """
     from apsched.costs.cluster_model import ClusterCostModel  # torch, which graph files do without
     from apsched.fx.node_shards import node_groups
@@ -379,7 +379,7 @@ def priced_on_cluster(
             cluster=cluster.name,
             group_ranks=ranks,
             device_memory_bytes=cluster.device.memory_bytes,
-            nodes=node_groups(ranks, cluster.ranks_per_node),
+            nodes=node_groups(ranks, cluster.ranks_per_node) if in_node else {},
             progress=progress,
         )
         for graph in capture.graphs

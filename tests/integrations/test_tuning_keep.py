@@ -14,6 +14,7 @@ from apsched.capture.fake_world import world
 from apsched.compiler.memory_in_use import MemoryInUse
 from apsched.integrations.eager import kept as kept_units
 from apsched.integrations.fsdp2 import apply_fsdp2, fsdp2_plan
+from apsched.integrations.fsdp2_accumulation import apply_fsdp2_micro_batches
 from apsched.integrations.tune_fsdp2 import Fsdp2Tuning
 from tests.helpers.graphs.small_models import Residual
 from tests.helpers.processes import WORKERS, run_processes
@@ -160,6 +161,36 @@ def test_a_schedule_that_reshards_in_a_node_is_refused_with_both_remedies():
         remedies = r"layers\.1: .*call fully_shard\(..., reshard_after_forward=8\) on it, or use"
         with pytest.raises(apsched.InputError, match=rf"{remedies} apsched\.tune_fsdp2"):
             apply_fsdp2(model, solved.results)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_solved_with_nothing_resharded_in_a_node_is_applied(accumulate):
+    with world(16):
+        model = sharded()
+
+        def solved(**options) -> apsched.StepResult:
+            return apsched.solve_step(
+                model,
+                TOKENS,
+                accumulate=accumulate,
+                cluster="h100-tcpx",
+                memory_cap="floor+96KiB",
+                plan=fsdp2_plan(model, *apsched.capture(model, TOKENS)),
+                caps=apsched.Caps(max_compute_move=0),
+                budget=0.0,
+                **options,
+            )
+
+        assert any("@node" in entry for entry in solved().kept)
+        found = solved(in_node=False)
+        assert found.kept
+        assert not any("@node" in entry for entry in found.kept)
+        if accumulate == 1:
+            apply_fsdp2(model, found.results)
+        else:
+            apply_fsdp2_micro_batches(model, found)
+        with pytest.raises(apsched.InputError, match=r"there are none\).*@node"):
+            solved(keep=[r"layers\.1\..* @node"], in_node=False)
 
 
 @pytest.mark.parametrize("keep", [None, "none"])

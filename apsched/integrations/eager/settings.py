@@ -94,7 +94,8 @@ def check_resharded(units: Sequence[Unit], settings: Fsdp2Settings) -> None:
             raise InputError(
                 f"{one.name}: the schedule reshards it to {wanted} process ranks, and FSDP2 has no"
                 f" setter for that: call fully_shard(..., reshard_after_forward={wanted}) on it, or"
-                f" use apsched.tune_fsdp2, which reshards no unit in a node; found {found}"
+                " use apsched.tune_fsdp2 or apsched.solve_step(in_node=False), which reshard no"
+                f" unit in a node; found {found}"
             )
 
 
