@@ -10,7 +10,7 @@ from apsched.solver.interleave.least_memory import (
 )
 from apsched.solver.milp.answer import solve_with_milp
 from apsched.solver.requested import solve_requested
-from apsched.solver.solve import solve
+from apsched.solver.solve import solve, with_reasons
 from apsched.solver.suggestions import Change, best_changes
 
 __all__ = [
@@ -29,4 +29,5 @@ __all__ = [
     "solve",
     "solve_requested",
     "solve_with_milp",
+    "with_reasons",
 ]

@@ -70,12 +70,12 @@ def solve_large(task: Task, like: Scored | None = None) -> Answer:
 
 def climbed(task: Task, like: Scored | None = None) -> "Climb":
     """Return the search after the last of its caps on prefetch and on memory; the buckets of
-    ``like`` are tried, too.
+    ``like`` are tried, too. Where the memory bound shows that nothing fits, nothing is searched.
     """
     at, options = task.fitting, task.options
     bound = _bound_where_cut(task)
     at_least, left = bound, replace(options, time_slack=min(options.time_slack, _MOST_LEFT))
-    if at.mover is not None and not at.instance.arrays.on_path.any():
+    if at.mover is not None and not at.instance.arrays.on_path.any() and not at.nothing_fits:
         at_least = fixed_order_bound(at.instance)  # nothing to hide but the end: buckets first
     search = Climb(
         task=task,
@@ -90,6 +90,8 @@ def climbed(task: Task, like: Scored | None = None) -> "Climb":
         enough_ticks=near_enough(bound, left),
         enough_as_captured_ticks=near_enough(at_least, left),
     )
+    if at.nothing_fits:
+        return search
     caps_below = memory_rungs(at.instance, at.floor.peak_bytes)
     cap = at.instance.caps.memory_cap_bytes
     every = memory_rungs(at.instance.without_memory_cap(), at.floor.peak_bytes)

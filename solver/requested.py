@@ -24,7 +24,7 @@ from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.compute_move_cap import moving_where_it_pays
 from apsched.solver.infeasible.explain import with_less_memory
 from apsched.solver.interleave.interleave import interleaved
-from apsched.solver.interleave.least_memory import has_chains, least_known
+from apsched.solver.interleave.least_memory import exceeds_memory_cap, has_chains, least_known
 from apsched.solver.reorder.min_memory import floated_model
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.solve import solve as solve_any
@@ -59,6 +59,8 @@ def solve_requested(
     if searched == caps:
         return solve(problem, caps, progress=progress, explained=explained)
     instance = Instance.of(problem, caps)
+    if _is_short(instance) and exceeds_memory_cap(problem, caps):
+        return solve(problem, caps, progress=progress, explained=explained)
     bound = best_bound(instance, Orders(instance))
     shown = _with_bound(progress, bound)
     found = solve(problem, searched, progress=shown, explained=False)

@@ -20,6 +20,7 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.reordered import Orders, may_move
 from apsched.solver.baselines import baselines
 from apsched.solver.bounds.best import best_bound
+from apsched.solver.infeasible.explain import explain
 from apsched.solver.large import solve_large
 from apsched.solver.reorder.min_memory import is_small, least_memory_with
 from apsched.solver.reorder.reorder import ComputeMover
@@ -57,8 +58,7 @@ def solve(
     made = baselines(instance)
     report("baselines", min((b.step_time_ticks for b in made if b.fits), default=None))
 
-    floor = least_memory_with(instance, mover, options)
-    whole = Fitting(instance=instance, mover=mover, floor=floor)
+    whole = _whole(instance, mover, options)
     task = Task(
         whole=whole,
         fitting=cut_to_fit(whole, options),
@@ -83,6 +83,23 @@ def solve(
         answer = solve_large(task, like=uncontended)
     result = result_of(task, answer, given=given, uncontended=uncontended, explained=explained)
     return replace(result, may_improve=left_out)
+
+
+def with_reasons(
+    found: SolveResult, problem: Problem, caps: Caps, options: SolveOptions
+) -> SolveResult:
+    """Return ``found``, an answer of :func:`solve` without a schedule and without reasons, with
+    the reasons.
+    """
+    instance = Instance.of(problem, caps)
+    mover = ComputeMover(instance) if may_move(problem, caps) else None
+    fitting = cut_to_fit(_whole(instance, mover, options), options)
+    return replace(found, infeasibility=explain(fitting.instance, options))
+
+
+def _whole(instance: Instance, mover: ComputeMover | None, options: SolveOptions) -> Fitting:
+    floor = least_memory_with(instance, mover, options)
+    return Fitting(instance=instance, mover=mover, floor=floor)
 
 
 def _allowed_orders(instance: Instance, mover: ComputeMover | None) -> Orders | None:

@@ -409,6 +409,16 @@ def _with_bitwise_price(result: Result, without: Problem, options: SolveOptions)
     )
 
 
+def with_reasons(result: Result, request: SolveRequest) -> Result:
+    """Return ``result`` with the reasons if no schedule fits and they were left out."""
+    from apsched.solver import with_reasons as explained
+
+    if not result.answer.lacks_reasons:
+        return result
+    answer = explained(result.answer, result.problem, result.caps, request.options)
+    return replace(result, answer=answer)
+
+
 def check_answer(result: Result) -> None:
     """Raise SelfCheckError where the solver's answer breaks a cap or its own figures: never hand on
     an answer that was not verified.

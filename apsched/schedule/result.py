@@ -238,7 +238,12 @@ class SolveResult:
     @property
     def is_final(self) -> bool:
         """Whether nothing was left out: CP-SAT, or the reasons why no schedule fits."""
-        return not self.may_improve and (self.best is not None or self.infeasibility is not None)
+        return not self.may_improve and not self.lacks_reasons
+
+    @property
+    def lacks_reasons(self) -> bool:
+        """Whether no schedule fits, and the reasons were left out."""
+        return self.best is None and self.infeasibility is None
 
     @property
     def knee(self) -> TradeOff | None:

@@ -18,6 +18,7 @@ from apsched.pipeline.solve_graph import (
     resolve_caps,
     solve_graph,
     solve_on_one_device,
+    with_reasons,
 )
 from apsched.problem.contention_spec import with_node_groups
 from apsched.problem.problem import Problem, with_contention
@@ -305,7 +306,10 @@ class Step:
                 first, second = self.caps
                 more = self.communicator_bytes(graphs)
                 caps = lowered(first, more), lowered(second, more + beside)
-                forward, backward = self.solve_all(graphs, caps, search_alone=search_alone)
+                if known is None or known.may_improve:
+                    forward, backward = self.solve_all(graphs, caps, search_alone=search_alone)
+                else:
+                    forward, backward = (with_reasons(r, self.request) for r in known.results)
             self.solved[kept] = SolvedChoice(
                 kept=kept,
                 kept_bytes=size,

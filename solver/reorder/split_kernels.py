@@ -38,13 +38,19 @@ class Fitting:
     mover: ComputeMover | None
     floor: LeastMemory
 
+    @property
+    def nothing_fits(self) -> bool:
+        """Whether the memory cap is below the bound on the least peak."""
+        cap_bytes = self.instance.caps.memory_cap_bytes
+        return cap_bytes is not None and cap_bytes < self.floor.bound_bytes
+
 
 def cut_to_fit(whole: Fitting, options: SolveOptions) -> Fitting:
     """Return ``whole`` with kernels cut until its least known peak is within the cap on memory, or
     nothing lowers it.
     """
     cap, best = whole.instance.caps.memory_cap_bytes, whole
-    if cap is None or whole.mover is None or whole.floor.bound_bytes > cap:
+    if cap is None or whole.mover is None or whole.nothing_fits:
         return whole
     for _ in range(_MOST_CUTS):
         if best.floor.peak_bytes <= cap:

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from apsched.artifacts.solved_run import load_run
 from apsched.config import Caps
 from apsched.errors import InputError
 from apsched.report.page.apply import how_to_apply
+from apsched.solver.requested import solve_requested
 
 WIDTH, LAYERS = 64, 3
 
@@ -105,7 +107,10 @@ def test_a_step_that_does_not_fit_has_reasons_also_where_cp_sat_decides_nothing(
     monkeypatch: pytest.MonkeyPatch, num_micro_batches: int
 ) -> None:
     monkeypatch.setattr(sys.modules["apsched.solver.solve"], "is_small", lambda *_: False)
+    searched = Mock(wraps=solve_requested)
+    monkeypatch.setattr("apsched.whole_step.pair.solve_requested", searched)
     step = solved(memory_cap=1024, accumulate=num_micro_batches)
+    assert searched.call_count == len(step.results)  # the reasons are added without a search
     reasons = [result.answer.infeasibility for result in step.results]
     assert all(why is not None and why.caps == ("memory_cap_bytes",) for why in reasons)
 

@@ -18,7 +18,12 @@ from apsched.kinds import CollectiveKind
 from apsched.names import IN_NODE, NEXT, SUM, SUM_SHARDS, mark_of, marked, name_of
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
-from apsched.pipeline.solve_graph import SolveRequest, lowered, solve_on_one_device
+from apsched.pipeline.solve_graph import (
+    SolveRequest,
+    lowered,
+    solve_on_one_device,
+    with_reasons,
+)
 from apsched.quantities import MemoryCap
 from apsched.solver.interleave.least_memory import exceeds_memory_cap
 from apsched.units import allocated_bytes
@@ -361,7 +366,11 @@ class Accumulation:
         known = self._results.get(key)
         if known is None or not (known.answer.is_final or search_alone):
             step = replace(self.step, request=request)
-            known = step.solve_graph(graph, caps, search_alone=search_alone)
+            known = (
+                step.solve_graph(graph, caps, search_alone=search_alone)
+                if known is None or known.answer.may_improve
+                else with_reasons(known, request)
+            )
             self._results[key] = known
         return known
 

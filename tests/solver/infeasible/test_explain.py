@@ -10,12 +10,13 @@ import pytest
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.result import Infeasibility
-from apsched.solver import solve
+from apsched.solver import solve, with_reasons
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.compute_move_cap import moving_where_it_pays
 from apsched.solver.infeasible.clashing_caps import FeasibilityOracle, stated
 from apsched.solver.infeasible.explain import explain
 from apsched.solver.requested import solve_requested
+from apsched.solver.search.local_search import Search
 from tests.helpers.claims import judged
 from tests.helpers.oracle import best_schedule, least_memory
 from tests.helpers.problems.by_hand import ByHand, line
@@ -154,6 +155,24 @@ def test_the_reasons_are_found_once_and_only_on_request(
     assert found.best is None
     assert (found.infeasibility is None, found.is_final) == (search_alone, not search_alone)
     assert len(calls) == (not search_alone)
+
+
+@pytest.mark.parametrize("max_compute_move", [0, 5])
+def test_reasons_that_were_left_out_are_those_of_the_whole_solve(
+    monkeypatch: pytest.MonkeyPatch, max_compute_move: int
+) -> None:
+    """Of a large problem the memory bound excludes every schedule, so nothing is searched; only
+    the reasons are added.
+    """
+    monkeypatch.setattr(sys.modules["apsched.solver.solve"], "is_small", lambda *_: False)
+    caps = Caps(memory_cap_bytes=1024, max_compute_move=max_compute_move)
+    problem = layered([Layer(ticks=(40, 60))] * 3, backward=True, ticks=(70, 1))
+    whole = solve_requested(problem, caps)
+    with monkeypatch.context() as unsearched:
+        unsearched.setattr(Search, "portfolio", None)
+        found = solve_requested(problem, caps, search_alone=True)
+        assert found.lacks_reasons
+        assert with_reasons(found, problem, caps, SolveOptions()) == whole
 
 
 def test_a_large_problem_is_judged_by_construction_and_bounds(
