@@ -345,11 +345,8 @@ class Step:
 
     def progress_of(self, graph: LoadedGraph) -> Callable[..., None]:
         """Return the function to which a search reports its progress on ``graph``."""
-
-        def report(stage: str, *figures: float) -> None:
-            self.progress.solver(f"{graph.problem.name}, {stage}", *figures)
-
-        return report
+        name, report = graph.problem.name, self.progress.solver
+        return lambda stage, *figures: report(f"{name}, {stage}", *figures)
 
     def solve_graph(self, graph: LoadedGraph, caps: Caps, *, search_alone: bool = False) -> Result:
         """Return ``graph`` solved within ``caps``; ``search_alone`` without CP-SAT, and without the
