@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from apsched.graph.records import ParameterShard
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedGraph:
@@ -27,9 +29,9 @@ class CapturedGraph:
     """Placeholders of forward whose gradients this graph returns, where its outputs have no
     descriptors of AOTAutograd.
     """
-    frozen: frozenset[str] = frozenset()
-    """Names of parameters that get no gradient in the step, where a compiler knows them before it
-    has the backward graph.
+    shards: Mapping[str, ParameterShard] = field(default_factory=dict)
+    """Name -> parameter, of all parameters of the step, where a compiler knows them before it has
+    the backward graph.
     """
     has_backward: bool = True
     """Whether the step may have a backward graph: a model of which nothing is trained has none."""

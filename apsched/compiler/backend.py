@@ -32,6 +32,7 @@ from apsched.fx.passes.lists import joint_passes
 from apsched.fx.passes.merged_gathers import merge_gathers
 from apsched.fx.passes.roles import classify
 from apsched.fx.passes.run_passes import PassList, run_passes
+from apsched.graph.records import ParameterShard
 from apsched.pipeline.result import Result
 from apsched.problem.plan.apply import check_chooses_kept
 from apsched.problem.plan.plan_file import as_plan
@@ -45,6 +46,7 @@ from apsched.torch_compat.compilers import (
     name_parameters,
     with_custom_pass,
 )
+from apsched.torch_compat.fsdp import local_part
 from apsched.whole_step.choices import Choice, kept_in_node, kept_whole
 from apsched.whole_step.keep_request import KeepRequest, plan_for
 
@@ -56,8 +58,8 @@ class ParameterNames:
     """Position -> name, of the inputs of a graph of Dynamo that are parameters."""
 
     of_inputs: Mapping[int, str] = field(default_factory=dict)
-    frozen: frozenset[str] = frozenset()
-    """Names of those that get no gradient."""
+    shards: Mapping[str, ParameterShard] = field(default_factory=dict)
+    """Name -> parameter, of those in floating point."""
     failed: Exception | None = None
     """Why they were not found: the graphs stay unchanged then, on all process ranks."""
 
@@ -145,8 +147,18 @@ class Backend:
     def _parameters(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> ParameterNames:
         try:
             names = dynamo_parameters(gm)
-            frozen = frozenset(name for k, name in names.items() if not inputs[k].requires_grad)
-            return ParameterNames(of_inputs=names, frozen=frozen)
+            return ParameterNames(
+                of_inputs=names,
+                shards={
+                    name: ParameterShard(
+                        size_bytes=local_part(inputs[k]).nbytes,
+                        element_bytes=inputs[k].element_size(),
+                        trained=inputs[k].requires_grad,
+                    )
+                    for k, name in names.items()
+                    if inputs[k].is_floating_point()
+                },
+            )
         except Exception as error:
             if self.settings.on_error == "raise":
                 raise
@@ -174,7 +186,7 @@ class Backend:
                 names.failed,
             ),
             "post_grad_custom_post_pass": InductorPass(
-                self.settings, names.of_inputs, names.frozen, self.results
+                self.settings, names.of_inputs, names.shards, self.results
             ),
         }
         off = {name: OFF[name] for name in switched_on()}
@@ -229,7 +241,7 @@ class Backend:
             self.settings,
             name=name,
             parameter_names=partial(names.write_into, gm.graph),
-            frozen=names.frozen,
+            shards=names.shards,
         )
         if fast is not gm:
             self.results.append(fast.meta[RESULT])

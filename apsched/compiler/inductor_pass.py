@@ -22,6 +22,7 @@ from apsched.fx.graph_copies import copied
 from apsched.fx.passes.parameters import is_backward, mark_parameters
 from apsched.fx.passes.summed_scatters import put_sums_first
 from apsched.fx.passes.sums_last import put_sums_last
+from apsched.graph.records import ParameterShard
 from apsched.pipeline.result import Result
 from apsched.problem.plan.rules import digest
 from apsched.torch_compat.compilers import name_parameters, replace_graph, sort_nodes
@@ -43,8 +44,8 @@ class InductorPass(CustomGraphPass):
     """Position -> name, of the inputs that are parameters, if the graph's own descriptors do not
     have them.
     """
-    frozen: frozenset[str] = frozenset()
-    """Names of the parameters without a gradient, as far as they are known."""
+    shards: Mapping[str, ParameterShard] = field(default_factory=dict)
+    """Name -> parameter, of all parameters of the step."""
     results: list[Result] = field(default_factory=list)
 
     def __call__(self, graph: Graph) -> None:
@@ -57,7 +58,7 @@ class InductorPass(CustomGraphPass):
                 module,
                 self.settings,
                 parameter_names=partial(name_parameters, graph, self.names),
-                frozen=self.frozen,
+                shards=self.shards,
                 held=True,
                 agreement=agreement,
             )
@@ -76,7 +77,9 @@ class InductorPass(CustomGraphPass):
         current = graph_in_inductor()
         if not (current.cached if current is not None else not self.settings.agreements):
             return None
-        return fingerprint(self.settings, sorted(self.names.items()), sorted(self.frozen))
+        return fingerprint(
+            self.settings, sorted(self.names.items()), sorted(map(repr, self.shards.items()))
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,7 @@ from apsched.compiler.settings import Settings
 from apsched.errors import AgreementError, ApschedError
 from apsched.fx.collectives import is_collective
 from apsched.fx.control_deps import without_control_deps
+from apsched.graph.records import ParameterShard
 from apsched.pipeline.assumptions import unused_hints
 from apsched.pipeline.result import Result
 from apsched.quantities import show_bytes, show_gap, show_us
@@ -44,7 +45,7 @@ def schedule_graph(
     name: str | None = None,
     kept_inputs: Iterable[str] | None = None,
     parameter_names: Names | None = None,
-    frozen: frozenset[str] = frozenset(),
+    shards: Mapping[str, ParameterShard] | None = None,
     held: bool = False,
     agreement: GraphAgreement | None = None,
     solved: Answers | None = None,
@@ -56,9 +57,10 @@ def schedule_graph(
     the other arguments, which matter to memory (``kept_inputs``: placeholders that the caller keeps
     alive) and plans (``parameter_names``: placeholder -> name, or a function that finds them or
     writes them into the graph), and follow from the names and descriptors that AOTAutograd gives
-    placeholders where they are not given; ``frozen`` names the parameters without a gradient, which
-    have no optimizer state. The returned module runs in graph order, with ``held``
-    also through full Inductor; its :class:`apsched.Result` is ``module.meta["apsched_result"]``.
+    placeholders where they are not given; ``shards`` has all parameters of the step, which are on
+    the device whether this graph takes them or not. The returned module runs in graph order, with
+    ``held`` also through full Inductor; its :class:`apsched.Result` is
+    ``module.meta["apsched_result"]``.
     ``agreement`` is that of the process ranks on this graph, where it was opened already, and
     ``solved`` has answers that this process found before. One line is logged for each graph.
 
@@ -82,7 +84,7 @@ def schedule_graph(
         if held:
             check_inductor()
         captured = capture_graph(free, name=name, kept_inputs=kept_inputs, parameter_names=names)
-        captured = replace(captured, frozen=frozen)
+        captured = replace(captured, shards=shards or {})
         fast = scheduled(captured, settings, agreement, solved)
         run = hold_order(fast, group_ranks=groups_of(free.graph, settings)) if held else fast
         _warn_of_unused_hints(fast.meta[RESULT], settings)

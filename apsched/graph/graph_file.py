@@ -18,7 +18,13 @@ from apsched.costs.clusters.cluster import Cluster, cluster_of_content, content_
 from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
 from apsched.graph.check import check_graph
-from apsched.graph.records import Assumed, CollectiveRecord, NodeRecord, StorageRecord
+from apsched.graph.records import (
+    Assumed,
+    CollectiveRecord,
+    NodeRecord,
+    ParameterShard,
+    StorageRecord,
+)
 from apsched.kinds import AssumedSize, KernelCut
 from apsched.unpack import GZIP_MAGIC, read_within, unpacked
 
@@ -27,7 +33,14 @@ VERSION = 7
 _ZIP_MAGIC = b"PK\x03\x04"
 
 _Record = TypeVar(
-    "_Record", NodeRecord, CollectiveRecord, StorageRecord, AssumedSize, KernelCut, PriceCurve
+    "_Record",
+    NodeRecord,
+    CollectiveRecord,
+    StorageRecord,
+    ParameterShard,
+    AssumedSize,
+    KernelCut,
+    PriceCurve,
 )
 
 
@@ -52,6 +65,7 @@ def load_graph(path: str | os.PathLike[str]) -> nx.DiGraph:
 def to_bytes(dag: nx.DiGraph) -> bytes:
     """Return ``dag`` as the content of a graph file."""
     assumed: Assumed = dag.graph.get("assumed", Assumed())
+    shards = {name: asdict(shard) for name, shard in dag.graph.get("shards", {}).items()}
     priced_by: Cluster | None = dag.graph.get("priced_by")
     if priced_by is not None and priced_by.name != dag.graph["cluster"]:
         priced_by = None  # the graph has the name of another cluster since
@@ -71,9 +85,10 @@ def to_bytes(dag: nx.DiGraph) -> bytes:
             **({"assumed": asdict(assumed)} if assumed.sizes else {}),
             **{
                 key: dag.graph[key]
-                for key in ("chains", "parameters", "gradients", "frozen")
+                for key in ("chains", "parameters", "gradients")
                 if dag.graph.get(key)
             },
+            **({"shards": shards} if shards else {}),
             **({} if dag.graph.get("has_backward", True) else {"has_backward": False}),
         },
         "nodes": [
@@ -115,7 +130,7 @@ def from_bytes(data: bytes) -> nx.DiGraph:
         chains=_ints(graph.get("chains", []), "chains"),
         parameters=_strings(graph.get("parameters", []), "parameters"),
         gradients=_strings(graph.get("gradients", []), "gradients"),
-        frozen=_strings(graph.get("frozen", []), "frozen"),
+        shards=_shards(graph),
         has_backward=_has_backward(graph),
     )
     for k, node in enumerate(_get(content, "nodes", list)):
@@ -227,6 +242,22 @@ def _get(content: Any, key: str, of: type, where: str = "graph file") -> Any:
     return value
 
 
+def _shards(graph: dict[str, Any]) -> dict[str, ParameterShard]:
+    if "shards" not in graph:
+        return {}
+    shards = {
+        name: _record(ParameterShard, shard, f"shard of {name}")
+        for name, shard in _get(graph, "shards", dict).items()
+    }
+    for name, shard in shards.items():
+        if shard.size_bytes < 0 or shard.element_bytes < 1:
+            raise InputError(
+                f"shard of {name}: expected size_bytes >= 0 and element_bytes >= 1, found"
+                f" {shard.size_bytes} and {shard.element_bytes}"
+            )
+    return shards
+
+
 def _has_backward(graph: dict[str, Any]) -> bool:
     value = graph.get("has_backward", True)
     if not isinstance(value, bool):
@@ -305,5 +336,8 @@ def _brief(value: Any) -> str:
 
 _FIELDS: Mapping[type, dict[str, Callable[[Any, str], Any]]] = {
     of: {f.name: _reader(get_type_hints(of)[f.name]) for f in fields(of)}
-    for of in (NodeRecord, CollectiveRecord, StorageRecord, AssumedSize, KernelCut, PriceCurve)
+    for of in (
+        *(NodeRecord, CollectiveRecord, StorageRecord, ParameterShard),
+        *(AssumedSize, KernelCut, PriceCurve),
+    )
 }

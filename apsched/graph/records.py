@@ -9,8 +9,9 @@ curve name to a :class:`apsched.costs.price_curve.PriceCurve` (time against byte
 :class:`Assumed`, where sizes depend on data; ``dag.graph["chains"]`` has the chain of each node,
 where there are several (:mod:`apsched.fx.chains`); ``dag.graph["parameters"]`` has the names of
 those among its inputs, ``["gradients"]`` of those whose gradients it returns (or of inputs, where
-parameters have no names), as far as they are known; ``["frozen"]`` of parameters that are known to
-get no gradient in the step; ``["has_backward"]`` is false where the step has no gradients;
+parameters have no names), as far as they are known; ``["shards"]`` has a
+:class:`ParameterShard` for each name of a parameter of the step, where a compiler knows them all;
+``["has_backward"]`` is false where the step has no gradients;
 ``dag.graph["name"]``, ``["cluster"]``, ``["group_ranks"]`` say where the graph comes from, and
 ``["priced_by"]`` is the :class:`apsched.costs.clusters.cluster.Cluster` called ``["cluster"]``,
 ``None`` where it is not known.
@@ -19,6 +20,16 @@ get no gradient in the step; ``["has_backward"]`` is false where the step has no
 from dataclasses import dataclass
 
 from apsched.kinds import AssumedSize, CollectiveKind, NodeKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterShard:
+    """A parameter of the step on this process rank, whether the graph takes it or not."""
+
+    size_bytes: int
+    element_bytes: int
+    trained: bool
+    """Whether it gets a gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import networkx as nx
 from apsched.config import DEFAULT_OPTIMIZER, DEFAULT_RESERVE, RESERVE_OF_FIXED_SEGMENTS
 from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.optimizer_step import CountedOptimizer, Shards, state_bytes, step_us
-from apsched.graph.records import NodeRecord
+from apsched.graph.records import NodeRecord, ParameterShard
 from apsched.kinds import NodeKind
 
 CONTEXT_BYTES = 512 * 2**20
@@ -133,18 +133,22 @@ def beside_graphs(dags: Sequence[nx.DiGraph], cluster: Cluster) -> tuple[BesideG
     """Return for each graph of a training step the memory that a device of ``cluster`` holds beside
     it.
 
-    A parameter is an input of a floating dtype that the caller keeps; a parameter that several
-    graphs take is recognized by its name and counts once. Those without a gradient have no
-    optimizer state, where a graph says which have one or have none, or that the step has none.
-    Communicators are those that any of the graphs uses.
+    A parameter is an input of a floating dtype that the caller keeps, or one of the shards that a
+    graph states; a parameter that several graphs take is recognized by its name and counts once.
+    Those without a gradient have no optimizer state, where a graph says which have one, or that
+    the step has none. Communicators are those that any of the graphs uses.
     """
     held = [_parameters(dag, dags) for dag in dags]
-    all_held = {name: found for parameters in held for name, found in parameters.items()}
+    shards: dict[str, ParameterShard] = {}
+    for dag in dags:
+        shards.update(dag.graph.get("shards", {}))
+    all_held = {name: (one.size_bytes, one.element_bytes) for name, one in shards.items()}
+    all_held.update((name, found) for parameters in held for name, found in parameters.items())
     total_bytes, bf16_bytes = _both_bytes(all_held.values())
     trained = all_held.keys() & {n for dag in dags for n in dag.graph.get("gradients", ())}
-    stated = {n for dag in dags for n in dag.graph.get("frozen", ())}
-    known = trained or not _has_backward(dags)
-    frozen = all_held.keys() - trained if known else all_held.keys() & stated
+    trained |= {name for name, one in shards.items() if one.trained}
+    known = trained or shards or not _has_backward(dags)
+    frozen = all_held.keys() - trained if known else ()
     frozen_bytes, bf16_frozen_bytes = _both_bytes(all_held[name] for name in frozen)
     is_gpu = cluster.library == "nccl"
     num_communicators = _num_groups(dags) if is_gpu else 0

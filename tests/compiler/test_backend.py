@@ -240,26 +240,38 @@ class UsedTheOtherWayRound(torch.nn.Module):
 
 
 @pytest.mark.parametrize("inductor", [False, True])
-@pytest.mark.parametrize("trained", [("0.bias",), ("2.weight", "2.bias"), ()])
-def test_frozen_parameters_have_no_optimizer_state(mesh, trained, inductor):
-    """Also in a backward graph that takes frozen parameters alone, and where none is trained."""
+@pytest.mark.parametrize("again", [None, True, False])
+@pytest.mark.parametrize(
+    "trained",
+    [("0.weight", "0.bias", "2.weight", "2.bias"), ("0.bias",), ("2.weight", "2.bias"), ()],
+)
+def test_both_graphs_count_all_parameters_and_the_state_of_those_trained(
+    mesh, trained, again, inductor
+):
+    """Also in a backward graph that takes frozen parameters alone, or gathered ones: none of their
+    shards; and where none is trained.
+    """
     model = shard(layers(), mesh)
     for name, parameter in model.named_parameters():
         name = name.replace("parametrizations.", "").removesuffix(".original")
         parameter.requires_grad_(name in trained)
-    again = not inductor
     backend = apsched.backend(
         cluster="h100", budget=0.0, reshard_after_forward=again, inductor=inductor
     )
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     compiled(torch.ones(4, WIDTH, requires_grad=True)).sum().backward()
-    trained_bytes = 2 * sum(4 * p.to_local().numel() for p in model.parameters() if p.requires_grad)
-    forward, *backward = [
-        {line.what: line.size_bytes for line in result.account.lines} for result in backend.results
-    ]
-    assert forward.get("optimizer state (adamw)", 0) == trained_bytes
-    for lines in backward:
-        assert lines.get("optimizer state (adamw)", 0) <= trained_bytes
+    shards = [(4 * p.to_local().numel(), p.requires_grad) for p in model.parameters()]
+    state_bytes = 2 * sum(size for size, trained in shards if trained)
+    assert backend.results
+    for result in backend.results:
+        lines = {line.what: line.size_bytes for line in result.account.lines}
+        assert lines.get("optimizer state (adamw)", 0) == state_bytes
+        beside = result.account.beside
+        assert beside.parameter_bytes == sum(size for size, _ in shards)
+    forward, *backward = [result.account.beside for result in backend.results]
+    assert forward.other_parameter_bytes == 0
+    for beside in backward if again is False else ():
+        assert beside.other_parameter_bytes == beside.parameter_bytes
 
 
 def test_bitwise_takes_the_order_of_registration(mesh):

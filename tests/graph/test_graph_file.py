@@ -3,6 +3,7 @@
 import gzip
 import subprocess
 import sys
+from dataclasses import asdict
 
 import orjson
 import pytest
@@ -12,6 +13,7 @@ from apsched.errors import InputError
 from apsched.graph.export.export import export_graph
 from apsched.graph.graph_file import VERSION, from_bytes, load_graph, save_graph, to_bytes
 from apsched.graph.identity import graph_hash
+from apsched.graph.records import ParameterShard
 from tests.helpers.graphs.instrumented import UnitCosts, capture_of, traced
 
 c10d = torch.ops._c10d_functional
@@ -48,12 +50,15 @@ def test_the_same_graph_comes_back(dag, tmp_path):
     assert to_bytes(back) == to_bytes(dag) == (tmp_path / "g.graph").read_bytes()
 
 
-@pytest.mark.parametrize("key", ["gradients", "frozen"])
-def test_names_of_gradients_and_of_frozen_parameters_come_back(dag, key):
+SHARD = ParameterShard(size_bytes=64, element_bytes=4, trained=False)
+
+
+@pytest.mark.parametrize(("key", "value"), [("gradients", ("w",)), ("shards", {"w": SHARD})])
+def test_gradients_and_shards_come_back(dag, key, value):
     assert key not in orjson.loads(gzip.decompress(to_bytes(dag)))["graph"]
-    with_names = dag.copy()
-    with_names.graph[key] = ("w",)
-    assert from_bytes(to_bytes(with_names)).graph[key] == ("w",)
+    stated = dag.copy()
+    stated.graph[key] = value
+    assert from_bytes(to_bytes(stated)).graph[key] == value
 
 
 def test_a_step_without_a_backward_graph_comes_back(dag):
@@ -141,6 +146,16 @@ BROKEN = {
     "a step with half a backward": (
         lambda dag: rewritten(dag, lambda c: c["graph"].update(has_backward="half")),
         "has_backward: expected true or false, found 'half'",
+    ),
+    "a shard without elements": (
+        lambda dag: rewritten(
+            dag, lambda c: c["graph"].update(shards={"w": asdict(SHARD) | {"element_bytes": 0}})
+        ),
+        "shard of w: expected size_bytes >= 0 and element_bytes >= 1, found 64 and 0",
+    ),
+    "shards that are no records": (
+        lambda dag: rewritten(dag, lambda c: c["graph"].update(shards={"w": 64})),
+        "shard of w: expected the fields",
     ),
     "gradients that are no names": (
         lambda dag: rewritten(dag, lambda c: c["graph"].update(gradients=[1])),

@@ -84,7 +84,7 @@ def export_graph(
         chains=_chains(analysis),
         parameters=tuple(sorted(set(captured.parameter_names.values()))),
         gradients=gradients_returned(captured, analysis.nodes, analysis.kinds),
-        frozen=tuple(sorted(captured.frozen)),
+        shards=dict(sorted(captured.shards.items())),
         has_backward=captured.has_backward,
     )
     data, order = edges_of(analysis)
