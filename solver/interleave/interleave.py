@@ -7,7 +7,7 @@ activations at once: where none of the merges fits the caps, they are put furthe
 up to one behind the other.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.permuted import brought_back, permuted
@@ -48,18 +48,19 @@ def interleaved(
     Nothing is looked at where ``in_a_row`` takes no longer than ``enough_ticks``. Where it does not
     fit, a merge may: compute that moves lets go of a few bytes earlier.
     """
+    solver = _MergeSolver(problem, caps)
     rows = in_a_row.baselines
     row = None if in_a_row.best is None else _kept(problem, caps, in_a_row.best)
     if row is not None:
         rows += (replace(row, name=IN_A_ROW),)
     enough = row is not None and row.step_time_ticks <= enough_ticks
-    found = [] if enough else _looked_at(problem, caps, options)
+    found = [] if enough else _looked_at(solver, options)
     rows += tuple(
         replace(f.scored, name=ALTERNATING) for f in found if f.merge == Merge(by_turns=True)
     )
     best = min(found, key=_ticks, default=None)
     if best is not None and row is not None and _ticks(best) < row.step_time_ticks:
-        best = min((best, *_solved(problem, caps, options, best.merge)), key=_ticks)
+        best = min((best, *solver(best.merge, options)), key=_ticks)
     is_row = row is not None and row.fits and (best is None or row.step_time_ticks <= _ticks(best))
     if best is None or is_row:
         answer = replace(in_a_row, best=row, baselines=rows)
@@ -103,24 +104,41 @@ def _kept(problem: Problem, caps: Caps, best: Scored) -> Scored:
     return score(problem, best.name, best.schedule, caps)
 
 
-def _looked_at(problem: Problem, caps: Caps, options: SolveOptions) -> list[_Found]:
+def _looked_at(solver: "_MergeSolver", options: SolveOptions) -> list[_Found]:
     """Return the result of a short solve of each merge within the caps."""
     glance = replace(options, budget=options.budget * _SHARE_OF_A_GLANCE)
-    found = [f for merge in MERGES for f in _solved(problem, caps, glance, merge)]
-    for merge in () if found else merges_apart(problem):
-        found += _solved(problem, caps, glance, merge)
+    found = [f for merge in MERGES for f in solver(merge, glance)]
+    for merge in () if found else merges_apart(solver.problem):
+        found += solver(merge, glance)
     return found
 
 
-def _solved(problem: Problem, caps: Caps, options: SolveOptions, merge: Merge) -> list[_Found]:
-    """Return the answer to ``merge`` where it keeps the caps of ``problem``, else none."""
-    order = merged(problem, merge)
-    reordered = permuted(problem, order)
-    for most in moves_in_merge(caps):
-        result = solve(reordered, replace(caps, max_compute_move=most), options)
-        if result.best is None:
-            return []
-        scored = score(problem, "apsched", brought_back(problem, order, result.best.schedule), caps)
-        if scored.fits:
-            return [_Found(merge=merge, order=order, scored=scored, result=result)]
-    return []
+@dataclass(frozen=True, slots=True)
+class _MergeSolver:
+    """Solves merges of the chains of a problem; merges with the same order once."""
+
+    problem: Problem
+    caps: Caps
+    _known: dict[tuple[tuple[int, ...], SolveOptions], _Found | None] = field(default_factory=dict)
+
+    def __call__(self, merge: Merge, options: SolveOptions) -> list[_Found]:
+        """Return the answer to ``merge`` where it keeps the caps of the problem, else none."""
+        order = merged(self.problem, merge)
+        if (order, options) not in self._known:
+            self._known[order, options] = self._solved(merge, order, options)
+        found = self._known[order, options]
+        return [] if found is None else [replace(found, merge=merge)]
+
+    def _solved(self, merge: Merge, order: tuple[int, ...], options: SolveOptions) -> _Found | None:
+        problem, caps = self.problem, self.caps
+        reordered = permuted(problem, order)
+        for most in moves_in_merge(caps):
+            within = replace(caps, max_compute_move=most)
+            result = solve(reordered, within, options, explained=False)
+            if result.best is None:
+                return None
+            schedule = brought_back(problem, order, result.best.schedule)
+            scored = score(problem, "apsched", schedule, caps)
+            if scored.fits:
+                return _Found(merge=merge, order=order, scored=scored, result=result)
+        return None

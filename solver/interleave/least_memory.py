@@ -96,11 +96,15 @@ def least_known(
     """
     caps = replace(caps, memory_cap_bytes=None)
     in_a_row = tuple(range(problem.num_nodes))
-    least = _least_around(problem, caps, options, in_a_row)
-    for merge in dict.fromkeys((*MERGES, *merges_apart(problem))):
+    least, tried = _least_around(problem, caps, options, in_a_row), {in_a_row}
+    for merge in (*MERGES, *merges_apart(problem)):
         if least is not None and least.peak_memory_bytes <= enough_bytes:
             break
-        found = _least_around(problem, caps, options, merged(problem, merge))
+        order = merged(problem, merge)
+        if order in tried:
+            continue
+        tried.add(order)
+        found = _least_around(problem, caps, options, order)
         if least is None or (
             found is not None and found.peak_memory_bytes < least.peak_memory_bytes
         ):

@@ -26,7 +26,7 @@ from apsched.schedule.result import ALTERNATING, IN_A_ROW
 from apsched.schedule.schedule import Schedule, Step, StepKind
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
-from apsched.solver import AlongCaps, Known, solve_requested
+from apsched.solver import AlongCaps, Known, solve, solve_requested
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.best import best_bound
@@ -268,6 +268,28 @@ def test_places_count_in_the_own_chain_of_a_node():
     )
     assert (furthest_move(problem, order), furthest_move(chained, order)) == (2, 1)
     assert len(moved_compute(chained, order)) == 2
+
+
+def test_an_order_of_two_merges_is_solved_once(monkeypatch):
+    """Chains without collectives on the path alternate in the same order, whether apart or not."""
+    by_hand = ByHand()
+    x = by_hand.input("x", 512)
+    nodes = [by_hand.compute(name, 1, x, size=512) for name in ("a0", "a1", "b0", "b1")]
+    problem = replace(by_hand.output(*nodes), chains=(-1, 0, 0, 1, 1, -1))
+    assert len({merged(problem, merge) for merge in MERGES}) < len(MERGES)
+    caps, options = Caps(max_compute_move=1), SolveOptions(budget=0.0)
+    in_a_row = solve_requested(replace(problem, chains=()), caps, options)
+    orders = []
+
+    def counted(reordered, *args, **kwargs):
+        orders.append(reordered.node_names)
+        return solve(reordered, *args, **kwargs)
+
+    monkeypatch.setattr("apsched.solver.interleave.interleave.solve", counted)
+    found = interleaved(problem, caps, options, in_a_row, 0)
+    assert orders
+    assert len(orders) == len(set(orders))
+    assert ALTERNATING in {row.name for row in found.baselines}
 
 
 def test_nodes_of_no_chain_keep_no_place_among_each_other():
