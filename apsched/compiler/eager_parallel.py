@@ -2,7 +2,7 @@
 
 import logging
 
-from apsched.torch_compat.ddp import runs_in_ddp
+from apsched.torch_compat.ddp import reduces_in_graphs, runs_in_ddp
 from apsched.torch_compat.fsdp import runs_in_fsdp
 
 logger = logging.getLogger(__name__)
@@ -20,13 +20,25 @@ _WAYS = {
         " graph",
     ),
 }
+_PYTHON_REDUCER = 'optimize_ddp = "python_reducer"'
 _WARNED: set[str] = set()
 
 
-def warn_of_hidden_collectives(process_rank: int) -> None:
-    """Warn, once in a job, where a graph without collectives belongs to a model whose collectives
-    run outside of it.
+def warn_of_hidden_collectives(process_rank: int, direction: str) -> None:
+    """Warn, once in a job, where a graph of ``direction`` without collectives belongs to a model
+    whose collectives run outside of it.
     """
+    if direction == "backward" and reduces_in_graphs() and _PYTHON_REDUCER not in _WARNED:
+        _WARNED.add(_PYTHON_REDUCER)
+        if process_rank == 0:  # compiled autograd compiles no backward graph by itself
+            logger.warning(
+                "expected the all-reduces of DDP in the graph of backward, as torch._dynamo.config"
+                ".%s asks for, found a backward graph without collectives: apsched schedules none"
+                " of them; set torch._dynamo.config.compiled_autograd = True before torch.compile"
+                " is called, and call loss.backward() in the compiled function"
+                " (docs/integrations.md)",
+                _PYTHON_REDUCER,
+            )
     for name, (is_used, way) in _WAYS.items():
         if name in _WARNED or not is_used():
             continue

@@ -33,8 +33,8 @@ from apsched.compiler.settings import Settings
 from apsched.fx.collectives import is_collective
 from apsched.fx.keep import with_parts
 from apsched.fx.node_shards import NodeGroup
-from apsched.fx.passes.parameters import gather_nodes
-from apsched.names import in_node, name_of
+from apsched.fx.passes.parameters import gather_nodes, parameter_names
+from apsched.names import in_node, mark_of, marked, name_of
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.solve_graph import SolveRequest
 from apsched.torch_compat.compilers import name_parameters
@@ -100,6 +100,7 @@ def chosen_parameters(
     """
     parameters = sorted(set(gather_nodes(joint.graph).values()))
     if request.mode != AUTO:
+        request = _under_names_of(joint, request)
         if text := none_fits(request, parameters):  # perhaps of one behind a graph break
             logger.warning("%s. None is kept in this graph", text)
         return request.fitting([*parameters, *map(in_node, parameters)])
@@ -113,6 +114,19 @@ def chosen_parameters(
         return capture_graph(forward, name="forward"), capture_graph(backward, name="backward")
 
     return fastest_choice(parameters, captured, settings, agreement)
+
+
+def _under_names_of(joint: GraphModule, request: KeepRequest) -> KeepRequest:
+    """Return ``request`` with the names of the parameters of ``joint`` in place of those of its
+    placeholders, which an answer for a graph that torch wrote has: such a graph has no other names.
+    """
+    names = parameter_names(joint.graph)
+
+    def renamed(entry: str) -> str:
+        name = names.get(name_of(entry), "")
+        return name and (marked(name, mark_of(entry)) if mark_of(entry) else name)
+
+    return replace(request, entries=tuple(renamed(entry) or entry for entry in request.entries))
 
 
 def none_fits(request: KeepRequest, parameters: Sequence[str]) -> str:

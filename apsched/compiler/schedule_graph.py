@@ -79,7 +79,7 @@ def schedule_graph(
         names = parameter_names() if callable(parameter_names) else parameter_names
         free = without_control_deps(gm)
         if not any(is_collective(node) for node in free.graph.nodes):
-            warn_of_hidden_collectives(process_rank())
+            warn_of_hidden_collectives(process_rank(), direction_of(free.graph))
             return (gm, ""), {}
         if held:
             check_inductor()

@@ -36,6 +36,7 @@ from apsched.quantities import show_us
 from apsched.torch_compat.compilers import uncompiled
 from apsched.torch_compat.ddp import (
     first_bucket_bytes,
+    ignored_names,
     reducer_buckets,
     takes_limits_of_buckets,
 )
@@ -224,9 +225,10 @@ def _gradient_order(model: nn.Module, inputs: Inputs) -> tuple[str, ...]:
     """Return parameters in the order in which the autograd engine accumulates their gradients."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     copy, order = fake_copy(model, mode), []
+    ignored = ignored_names(model)
     for name, parameter in copy.named_parameters():
         tensor: Any = parameter
-        if tensor.requires_grad:
+        if tensor.requires_grad and name not in ignored:
             tensor.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
     given = fake_call(copy, inputs, mode)
     with mode, DecidedDraws():
@@ -235,8 +237,9 @@ def _gradient_order(model: nn.Module, inputs: Inputs) -> tuple[str, ...]:
         torch.autograd.backward(results, [torch.ones_like(r) for r in results])
     if not order:
         raise InputError(
-            "expected parameters with gradients, found none; hand in a model with a parameter that"
-            " has requires_grad and reaches a result with a gradient"
+            "expected parameters with gradients that DDP reduces, found none; hand in a model with"
+            " a parameter that has requires_grad, reaches a result with a gradient, and is not"
+            " among those that DDP ignores"
         )
     return tuple(order)
 

@@ -20,12 +20,27 @@ def runs_in_ddp() -> bool:
     return ddp._get_active_ddp_module() is not None
 
 
+def reduces_in_graphs() -> bool:
+    """Return whether DDP leaves its all-reduces to the graphs of compiled autograd
+    (torch/_dynamo/config.py, optimize_ddp).
+    """
+    config: Any = torch._dynamo.config
+    return bool(config.optimize_ddp == "python_reducer")
+
+
 def first_bucket_bytes() -> int:
     """Return the limit of DDP's first bucket where none is stated
     (torch/nn/parallel/distributed.py, _BucketCapacityConfig).
     """
     private: Any = dist
     return int(private._DEFAULT_FIRST_BUCKET_BYTES)
+
+
+def ignored_names(model: torch.nn.Module) -> frozenset[str]:
+    """Return the names of parameters and buffers of ``model`` that DDP neither copies nor reduces
+    (torch/nn/parallel/distributed.py, _set_params_and_buffers_to_ignore_for_model).
+    """
+    return frozenset(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
 
 
 def takes_limits_of_buckets() -> bool:

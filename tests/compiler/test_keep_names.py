@@ -49,3 +49,18 @@ def test_where_no_entry_fits_the_nearest_names_are_said(
 def test_a_graph_that_gathers_nothing_takes_any_entry(gathered) -> None:
     gathered.clear()
     assert chosen("first.weight") == set()
+
+
+@pytest.mark.parametrize("mark", ["", " @node"])
+def test_an_answer_for_a_graph_that_torch_wrote_names_placeholders(
+    gathered, mark: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such a graph has no other names of parameters, and a replay in the job keeps the same."""
+    monkeypatch.setattr(
+        module,
+        "parameter_names",
+        lambda graph: {"primals_1": "first.weight", "primals_2": "second.bias"},
+    )
+    with caplog.at_level(logging.WARNING):
+        assert chosen(f"primals_2{mark}", "primals_7") == {f"second.bias{mark}"}
+    assert caplog.text == ""

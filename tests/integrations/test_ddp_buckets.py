@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from itertools import pairwise, product
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +101,18 @@ def test_buckets_of_a_small_model_are_few():
     with world(2):
         found = apsched.ddp_buckets(nn.Sequential(*layers), (torch.ones(4, 32),), cluster="h100")
     assert len(found.buckets) == 1, "a launch costs more than the wait for a few bytes"
+
+
+def test_parameters_that_ddp_ignores_are_in_no_bucket():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    ignored = ["0.weight", "2.bias"]
+    ddp: Any = nn.parallel.DistributedDataParallel
+    ddp._set_params_and_buffers_to_ignore_for_model(model, ignored)
+    with world(2):
+        found = apsched.ddp_buckets(model, (torch.ones(4, 8),), cluster="h100")
+    reduced = {name for name, _ in model.named_parameters()} - {*ignored}
+    assert {*found.parameter_order} == reduced
+    assert sum(found.bucket_bytes) == 4 * (2 * 8 * 8 + 2 * 8)
 
 
 def test_errors_name_the_remedy():

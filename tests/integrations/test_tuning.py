@@ -302,6 +302,20 @@ def test_fully_shard_under_torch_compile_is_one_warning_on_process_rank_0(
     assert all("fully_shard" in text and "apsched.tune_fsdp2" in text for text in found)
 
 
+def test_backward_outside_of_the_compiled_function_leaves_all_reduces_to_ddp(caplog, monkeypatch):
+    """docs/integrations.md: the mode of DDP that leaves its all-reduces to the graph."""
+    monkeypatch.setattr(eager_parallel, "_WARNED", set())
+    in_graph = torch._dynamo.config.patch(optimize_ddp="python_reducer", compiled_autograd=True)
+    with world(2), in_graph, caplog.at_level(logging.WARNING, logger=eager_parallel.__name__):
+        torch._dynamo.reset()
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+        run = torch.compile(model, backend=apsched.backend(memory_cap="none", budget=0.0))
+        run(torch.ones(2, 4)).sum().backward()
+    found = [record.message for record in caplog.records if record.name == eager_parallel.__name__]
+    assert len(found) == 1
+    assert "call loss.backward() in the compiled function" in found[0]
+
+
 def test_ddp_under_torch_compile_is_a_warning_and_one_process_is_none(caplog, monkeypatch):
     monkeypatch.setattr(eager_parallel, "_WARNED", set())
     with world(2), caplog.at_level(logging.WARNING, logger=eager_parallel.__name__):

@@ -142,6 +142,27 @@ def _runs_in_ddp() -> None:
     expect(seen == [False, True, False], "it is running while its forward is")
 
 
+@contract("reduces_in_graphs")
+def _reduces_in_graphs() -> None:
+    modes: dict[str, Any] = {"python_reducer": True, "ddp_optimizer": False}
+    seen = {}
+    for mode in modes:
+        with torch._dynamo.config.patch(optimize_ddp=mode), group(2, fake=True):
+            model: Any = DistributedDataParallel(nn.Linear(2, 2))
+            seen[mode] = model._use_python_reducer
+            expect(ddp.reduces_in_graphs() == modes[mode], "as the setting says")
+    expect(seen == modes, "DDP has a reducer in Python where the setting says so")
+
+
+@contract("ignored_names")
+def _ignored_names() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    expect(ddp.ignored_names(model) == frozenset(), "none where none is named")
+    private: Any = DistributedDataParallel
+    private._set_params_and_buffers_to_ignore_for_model(model, ["0.weight"])
+    expect(ddp.ignored_names(model) == {"0.weight"}, "they are those that the module was given")
+
+
 @contract("takes_limits_of_buckets")
 def _limits_of_buckets() -> None:
     limits: Any = {"bucket_cap_mb_list": [1.0]}
