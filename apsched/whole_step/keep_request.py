@@ -46,6 +46,7 @@ _WHICH = {
         " of several micro-batches (accumulate),"
     ),
 }
+_OTHER_NODES = ", or state the cluster it was chosen for, whose ranks_per_node make the nodes"
 _WITHOUT_SPACE = re.compile(rf"(?<=\S)({IN_NODE}|{NEXT}|{SUM_SHARDS}|{SUM})$")
 KEPT_FILE = "kept.txt"
 """File of an answer that has the names of the parameters kept."""
@@ -73,9 +74,10 @@ class KeepRequest:
             if not _fits(entry, names):
                 same = [name for name in names if mark_of(name) == mark_of(entry)]
                 known = f"such as {_nearest(entry, same)}" if same else "there are none"
+                other = "" if same or mark_of(entry) != IN_NODE else _OTHER_NODES
                 raise InputError(
                     f"{label}: expected parameters that {_WHICH[mark_of(entry)]} ({known}), found"
-                    f" none that {entry!r} fits; drop that entry"
+                    f" none that {entry!r} fits; drop that entry{other}"
                 )
         return self.fitting(names)
 

@@ -178,3 +178,12 @@ def test_solve_keeps_what_is_fastest_and_apply_replays_it(tmp_path: Path, capsys
 def test_one_direction_alone_has_nothing_to_keep(capsys) -> None:
     assert main(["solve", *SOLVE, "--direction", "forward", "--keep", "all"]) == 2
     assert "--keep: expected forward and backward, which keep" in capsys.readouterr().err
+
+
+def test_an_entry_for_the_node_names_the_cluster_where_no_group_spans_nodes() -> None:
+    """As where ``apsched apply`` replays an answer of another cluster: no entry was stated."""
+    asked = keep_request(["a @node"], "--keep")
+    with pytest.raises(InputError, match=r"\(there are none\).*state the cluster.*ranks_per_node"):
+        asked.chosen(["a"])
+    with pytest.raises(InputError, match=r"drop that entry$"):
+        keep_request(["b @node"], "--keep").chosen(["a", "a @node"])
