@@ -306,7 +306,11 @@ def test_backward_outside_of_the_compiled_function_leaves_all_reduces_to_ddp(cap
     """docs/integrations.md: the mode of DDP that leaves its all-reduces to the graph."""
     monkeypatch.setattr(eager_parallel, "_WARNED", set())
     in_graph = torch._dynamo.config.patch(optimize_ddp="python_reducer", compiled_autograd=True)
-    with world(2), in_graph, caplog.at_level(logging.WARNING, logger=eager_parallel.__name__):
+    buckets = torch._inductor.config.patch(  # DDP turns them on, for the process
+        _fuse_ddp_communication=False, _fuse_ddp_bucket_size=25
+    )
+    warnings = caplog.at_level(logging.WARNING, logger=eager_parallel.__name__)
+    with world(2), in_graph, buckets, warnings:
         torch._dynamo.reset()
         model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
         run = torch.compile(model, backend=apsched.backend(memory_cap="none", budget=0.0))

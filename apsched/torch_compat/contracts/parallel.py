@@ -146,8 +146,13 @@ def _runs_in_ddp() -> None:
 def _reduces_in_graphs() -> None:
     modes: dict[str, Any] = {"python_reducer": True, "ddp_optimizer": False}
     seen = {}
+    inductor: Any = torch._inductor.config  # DDP turns its own buckets on there
     for mode in modes:
-        with torch._dynamo.config.patch(optimize_ddp=mode), group(2, fake=True):
+        with (
+            inductor.patch(_fuse_ddp_communication=False, _fuse_ddp_bucket_size=25),
+            torch._dynamo.config.patch(optimize_ddp=mode),
+            group(2, fake=True),
+        ):
             model: Any = DistributedDataParallel(nn.Linear(2, 2))
             seen[mode] = model._use_python_reducer
             expect(ddp.reduces_in_graphs() == modes[mode], "as the setting says")
