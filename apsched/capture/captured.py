@@ -30,8 +30,8 @@ class CapturedGraph:
     descriptors of AOTAutograd.
     """
     shards: Mapping[str, ParameterShard] = field(default_factory=dict)
-    """Name -> parameter, of all parameters of the step, where a compiler knows them before it has
-    the backward graph.
+    """Name -> parameter, of all parameters of the step, where a compiler states them; the graph
+    may take fewer.
     """
     has_backward: bool = True
     """Whether the step may have a backward graph: a model of which nothing is trained has none."""

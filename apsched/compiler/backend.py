@@ -55,9 +55,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterNames:
-    """Position -> name, of the inputs of a graph of Dynamo that are parameters."""
+    """The parameters among the inputs of a graph of Dynamo."""
 
     of_inputs: Mapping[int, str] = field(default_factory=dict)
+    """Position -> name."""
     shards: Mapping[str, ParameterShard] = field(default_factory=dict)
     """Name -> parameter, of those in floating point."""
     failed: Exception | None = None

@@ -123,10 +123,12 @@ def _under_names_of(joint: GraphModule, request: KeepRequest) -> KeepRequest:
     names = parameter_names(joint.graph)
 
     def renamed(entry: str) -> str:
-        name = names.get(name_of(entry), "")
-        return name and (marked(name, mark_of(entry)) if mark_of(entry) else name)
+        if name_of(entry) not in names:
+            return entry
+        name, mark = names[name_of(entry)], mark_of(entry)
+        return marked(name, mark) if mark else name
 
-    return replace(request, entries=tuple(renamed(entry) or entry for entry in request.entries))
+    return replace(request, entries=tuple(map(renamed, request.entries)))
 
 
 def none_fits(request: KeepRequest, parameters: Sequence[str]) -> str:

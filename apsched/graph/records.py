@@ -9,12 +9,12 @@ curve name to a :class:`apsched.costs.price_curve.PriceCurve` (time against byte
 :class:`Assumed`, where sizes depend on data; ``dag.graph["chains"]`` has the chain of each node,
 where there are several (:mod:`apsched.fx.chains`); ``dag.graph["parameters"]`` has the names of
 those among its inputs, ``["gradients"]`` of those whose gradients it returns (or of inputs, where
-parameters have no names), as far as they are known; ``["shards"]`` has a
-:class:`ParameterShard` for each name of a parameter of the step, where a compiler knows them all;
-``["has_backward"]`` is false where the step has no gradients;
-``dag.graph["name"]``, ``["cluster"]``, ``["group_ranks"]`` say where the graph comes from, and
-``["priced_by"]`` is the :class:`apsched.costs.clusters.cluster.Cluster` called ``["cluster"]``,
-``None`` where it is not known.
+parameters have no names), as far as they are known; ``["shards"]`` maps the name of each parameter
+of the step to a :class:`ParameterShard`, where a compiler states them; ``["has_backward"]`` is
+false where the step has no gradients; ``dag.graph["name"]``, ``["cluster"]``, ``["group_ranks"]``
+say where the graph comes from, and ``["priced_by"]`` is the
+:class:`apsched.costs.clusters.cluster.Cluster` called ``["cluster"]``, ``None`` where it is not
+known.
 """
 
 from dataclasses import dataclass
