@@ -4,6 +4,7 @@ than one behind the other.
 
 from dataclasses import replace
 from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,7 +32,12 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.best import best_bound
 from apsched.solver.interleave.interleave import interleaved
-from apsched.solver.interleave.least_memory import MERGES, least_memory, schedule_of_least_memory
+from apsched.solver.interleave.least_memory import (
+    MERGES,
+    least_known,
+    least_memory,
+    schedule_of_least_memory,
+)
 from apsched.solver.interleave.merge import Merge, merged
 from apsched.solver.interleave.units import units_of
 from tests.helpers.problems.by_hand import ByHand
@@ -271,7 +277,9 @@ def test_places_count_in_the_own_chain_of_a_node():
 
 
 def test_an_order_of_two_merges_is_solved_once(monkeypatch):
-    """Chains without collectives on the path alternate in the same order, whether apart or not."""
+    """Chains without collectives on the path alternate in the same order, whether apart or not.
+    None of them is explained.
+    """
     by_hand = ByHand()
     x = by_hand.input("x", 512)
     nodes = [by_hand.compute(name, 1, x, size=512) for name in ("a0", "a1", "b0", "b1")]
@@ -282,6 +290,7 @@ def test_an_order_of_two_merges_is_solved_once(monkeypatch):
     orders = []
 
     def counted(reordered, *args, **kwargs):
+        assert kwargs["explained"] is False
         orders.append(reordered.node_names)
         return solve(reordered, *args, **kwargs)
 
@@ -290,6 +299,12 @@ def test_an_order_of_two_merges_is_solved_once(monkeypatch):
     assert orders
     assert len(orders) == len(set(orders))
     assert ALTERNATING in {row.name for row in found.baselines}
+
+    around = Mock(return_value=None)
+    monkeypatch.setattr("apsched.solver.interleave.least_memory._least_around", around)
+    assert least_known(problem, caps, options) is None
+    tried = [call.args[3] for call in around.call_args_list]
+    assert len(tried) == len(set(tried)) > 1
 
 
 def test_nodes_of_no_chain_keep_no_place_among_each_other():
