@@ -231,7 +231,7 @@ def capture(
     device. ``activation_checkpoint`` is ``none``, ``full``, ``selective`` or ``every-N``. The
     function raises ``InputError`` where the model cannot be traced, or has no mesh of that form.
     """
-    with _captured(model, inputs, mesh, activation_checkpoint) as found:
+    with _captured(model, inputs, mesh, activation_checkpoint, Progress(quiet=True)) as found:
         ranks = group_ranks_of(found)
         prices = ClusterCostModel(load_cluster(cluster), ranks)
         return tuple(
@@ -402,7 +402,7 @@ def solve_step(
     )
     stream = Progress(quiet=not progress or process_rank() > 0)
     at_work = working() if in_job else ExitStack()
-    with at_work, _captured(model, inputs, mesh, activation_checkpoint) as found:
+    with at_work, _captured(model, inputs, mesh, activation_checkpoint, stream) as found:
         request = replace(request, optimizer=counted())
         priced = priced_on_cluster(found, cluster, stream, in_node=in_node)
         at_work.close()
@@ -421,20 +421,21 @@ def solve_step(
 
 @contextmanager
 def _captured(
-    model: torch.nn.Module, inputs: object, mesh: str | None, checkpoint: str
+    model: torch.nn.Module, inputs: object, mesh: str | None, checkpoint: str, progress: Progress
 ) -> Iterator[Capture]:
     """Capture ``model``; its process groups, fake ones with a mesh, are there until the end."""
     checked_texts(activation_checkpoint=checkpoint, mesh="" if mesh is None else mesh)
     spec = None if mesh is None else MeshSpec.parse(mesh)
     with world(spec.world_size) if spec is not None else nullcontext():
-        found = capture_own(
-            model,
-            inputs,
-            source=type(model).__name__,
-            num_ranks=None if spec is None else spec.world_size,
-            mesh=spec,
-            activation_checkpoint=checkpoint,
-        )
+        with progress.stage("capture"):
+            found = capture_own(
+                model,
+                inputs,
+                source=type(model).__name__,
+                num_ranks=None if spec is None else spec.world_size,
+                mesh=spec,
+                activation_checkpoint=checkpoint,
+            )
         for warning in found.warnings:
             warnings.warn(warning, stacklevel=4)  # past contextlib, to the caller of the API
         yield found
