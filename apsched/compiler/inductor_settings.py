@@ -22,9 +22,10 @@ OFF: dict[str, Any] = {
 one before the schedule is made, the others after that.
 """
 
-IN_ORDER: dict[str, Any] = {"reorder_for_peak_memory": False}
-"""Inductor sorts kernels by its own estimate of memory otherwise; the predicted peak is that of the
-order of the graph. This undoes no schedule, so that the pass accepts it.
+IN_ORDER: dict[str, Any] = {"reorder_for_peak_memory": False, "allow_buffer_reuse": False}
+"""Inductor sorts kernels by its own estimate of memory otherwise, and keeps a dead buffer for a later
+kernel where that estimate allows it; the predicted peak is that of the order of the graph, where a
+buffer is freed behind its last use. This undoes no schedule, so that the pass accepts it.
 """
 
 

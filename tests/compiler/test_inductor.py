@@ -256,17 +256,17 @@ def test_one_process_rank_names_what_is_off(monkeypatch, caplog, rank, times):
     assert caplog.text.count("bucket_all_gathers_fx is off") == times
 
 
-def test_inductor_sorts_nothing_by_its_own_estimate_of_memory(mesh, codes, monkeypatch):
+def test_inductor_sorts_and_keeps_nothing_by_its_own_estimate_of_memory(mesh, codes, monkeypatch):
     original, orders = GraphLowering.codegen, []
 
     def recorded(graph):
-        orders.append(config.reorder_for_peak_memory)
+        orders.append((config.reorder_for_peak_memory, config.allow_buffer_reuse))
         return original(graph)
 
     monkeypatch.setattr(GraphLowering, "codegen", recorded)
     backend = apsched.backend(inductor=True, **QUICK)
     step_of(shard(layers(), mesh), backend, torch.ones(4, WIDTH))()
-    assert orders == [False, False]
+    assert orders == [(False, False), (False, False)]
 
 
 @pytest.mark.parametrize("name", OFF)
