@@ -265,6 +265,21 @@ def _gather_when_read(
         gather_once(modules[unit][0] if is_alone else copy, entered)
 
 
+def read_in_checkpoints(forward: CapturedGraph) -> frozenset[str]:
+    """Return the parameters that ``forward`` reads in checkpointed regions. Eager torch reads them
+    in backward, too: recomputation runs from the begin of a region, whatever backward needs of it.
+    """
+    return frozenset(
+        node.meta["custom"][PARAMETER_KEY]
+        for node in forward.module.graph.nodes
+        if PARAMETER_KEY in node.meta.get("custom", {})
+        and any(
+            "ac_graph_id" in user.meta and PARAMETER_KEY not in user.meta.get("custom", {})
+            for user in node.users
+        )
+    )
+
+
 def _refuse_reads_outside(backward: CapturedGraph) -> None:
     """Raise ``InputError`` for a parameter whose gradient ``backward`` reduces in several parts: of
     each place where it is gathered.

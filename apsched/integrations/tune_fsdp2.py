@@ -13,7 +13,12 @@ from torch import nn
 
 from apsched.capture.captured import Capture
 from apsched.capture.fake_copy import Inputs, inputs_of
-from apsched.capture.fsdp2 import capture_fsdp2, gathered_by_fsdp2, kept_by_fsdp2
+from apsched.capture.fsdp2 import (
+    capture_fsdp2,
+    gathered_by_fsdp2,
+    kept_by_fsdp2,
+    read_in_checkpoints,
+)
 from apsched.compiler.memory_in_use import agreed_memory, with_memory_in_use
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.schedule_captured import priced_step, progress_of, running_groups
@@ -63,6 +68,8 @@ class _Solved:
     """Number of micro-batches, and their answers for forward and backward, in order."""
     untuned: tuple[Scored, ...]
     kept: KeptUnits | None = None
+    checkpointed: frozenset[str] = frozenset()
+    """Parameters that checkpointed regions read, in backward again."""
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -154,6 +161,7 @@ def tune_fsdp2(
             solved = _solved_graphs(model, capture, chosen, agreement)
         else:
             solved = _solved_step(model, capture, request, accumulate, chosen, agreement)
+        solved = replace(solved, checkpointed=read_in_checkpoints(capture.graphs[0]))
         sizes = [s for one in solved.results if (a := one.assumptions) for s in a.sizes]
         check_hints(chosen.stated_hints, sizes, "hints", "the step has")
         found = _settings(model, solved)
@@ -312,7 +320,14 @@ def _refuse_too_little_memory(needs: Sequence[tuple[Result, int]]) -> None:
 
 def _settings(model: nn.Module, solved: _Solved) -> Fsdp2MicroBatches:
     """Return the settings of the units that run, for each micro-batch."""
-    units = running_units(units_of(model), solved.results[0].problem)
+    units = tuple(
+        replace(
+            unit,
+            only_embeddings=unit.only_embeddings
+            and solved.checkpointed.isdisjoint(unit.parameters),
+        )
+        for unit in running_units(units_of(model), solved.results[0].problem)
+    )
     if len(solved.pairs) == 1 and solved.pairs[0][0] == 1:
         one = checked_settings(model, units, solved_graphs(solved.results))
         return Fsdp2MicroBatches(model=model, units=units, settings=(one,))

@@ -14,7 +14,7 @@ from apsched.capture.fsdp2 import capture_fsdp2
 from apsched.integrations.fsdp2 import apply_fsdp2, fsdp2_plan
 from apsched.integrations.fsdp2_units import units_of
 from tests.helpers.graphs.fine_tuned import FINE_TUNED, adapted, trained_head
-from tests.helpers.graphs.unit_layouts import LAYOUTS, blocks, layout, shared
+from tests.helpers.graphs.unit_layouts import LAYOUTS, blocks, layout, recomputed, shared
 from tests.helpers.processes import WORKERS, Job, run_jobs
 from tests.workers.training.tune_layouts_worker import SHARED
 
@@ -66,6 +66,21 @@ def test_a_unit_that_does_not_run_stays_as_it_is(job):
     for report in job:
         units = report["a unit that does not run"]["units"]
         assert units == ["(root)", "blocks.0", "blocks.2"]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_embeddings_are_gathered_in_backward_where_a_checkpoint_runs_them_again(accumulate):
+    """Recomputation reads them before it comes to the places, which backward needs."""
+    settings = {"budget": 0.0, "memory_cap": "none", "accumulate": accumulate, "keep": "none"}
+    with world(2):
+        again = apsched.tune_fsdp2(recomputed(), TOKENS, **settings)
+        once = layout(lambda model: [model.embedding, *model.blocks])()
+        alone = apsched.tune_fsdp2(once, TOKENS, **settings)
+    gathered = [
+        {one.name: one.unshard_in_backward for one in found.settings.units}
+        for found in (again, alone)
+    ]
+    assert [of_units["embedding"] for of_units in gathered] == [True, False]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 0, 2), (0, 0, 1, 2)])

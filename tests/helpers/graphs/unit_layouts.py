@@ -51,6 +51,37 @@ def shared() -> nn.Module:
     return fully_shard(model)
 
 
+class Positions(nn.Module):
+    """The sum of embeddings of tokens and of their places; its backward reads no embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(65, 32), nn.Embedding(8, 32)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.tokens(tokens) + self.places(torch.arange(tokens.shape[-1]))
+
+
+class Recomputed(nn.Module):
+    """Checkpointed: recomputation reads the embeddings, as its first nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.block = Positions(), Block()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.block(checkpoint(self.embedding, tokens, use_reentrant=False))
+
+
+def recomputed() -> nn.Module:
+    """Return such a model, whose embeddings are a unit."""
+    torch.manual_seed(0)
+    model = Recomputed()
+    for unit in (model.embedding, model.block):
+        fully_shard(unit)
+    return fully_shard(model)
+
+
 class Language(nn.Module):
     """An embedding, blocks that run in ``order``, and a head, which may be tied."""
 
@@ -134,6 +165,7 @@ LAYOUTS = {
     "blocks with a LayerDrop of 0": layout(layerdrop=0.0),
     "pointwise blocks": layout(block=Scale),
     "an embedding read by the root": shared,
+    "embeddings that run again in backward": recomputed,
     "weights made of two parameters": layout(normalised=True),
     "every part a unit, kept": layout(lambda m: [m.embedding, *m.blocks, m.head], reshard=False),
 }
