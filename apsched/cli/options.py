@@ -140,7 +140,7 @@ def solve_request(args: argparse.Namespace, keep: "KeepRequest | None" = None) -
         plan=plan,
         bitwise=stated(args, "bitwise"),
         scenarios=_scenarios(args, milp),
-        second_group=stated(args, "second_group"),
+        second_group=_second_group(args, milp),
         milp=milp,
     )
 
@@ -166,6 +166,17 @@ def _scenarios(args: argparse.Namespace, milp: MilpOptions | None) -> ScenarioOp
     if chosen is not None and milp is not None:
         raise InputError(
             "--scenarios: the milp solves for the costs as they are; leave --solver out"
+        )
+    return chosen
+
+
+def _second_group(args: argparse.Namespace, milp: MilpOptions | None) -> bool:
+    """Return whether second groups are tried."""
+    chosen = bool(stated(args, "second_group"))
+    if chosen and milp is not None:  # two groups share links, which the milp does not know
+        raise InputError(
+            "--second-group: the milp solves on the groups of the graph; leave --solver out, or"
+            " --second-group"
         )
     return chosen
 

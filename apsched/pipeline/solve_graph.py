@@ -344,15 +344,40 @@ def solve_problem(
 
     ``search`` stands in for the solver; it may wait for other process ranks, so the work after it
     runs in ``working()``. With second groups ``Result.problem`` is the problem of the faster
-    answer; each of them takes ``communicator_bytes`` of the memory cap.
+    answer, by the measure of the scenarios where there are any; each of them takes
+    ``communicator_bytes`` of the memory cap.
     """
     alone = _solved(problem, caps, request, progress, without_bitwise, search, working)
     beside = with_second_groups(problem) if request.second_group else None
     if beside is None:
         return alone
     caps = lowered(caps, len(second_groups(beside)) * communicator_bytes)
-    second = _solved(beside, caps, request, progress, None, search, working)
-    return min(alone, second, key=lambda result: (result.best is None, result.step_time_us or 0.0))
+    without = None if without_bitwise is None else with_second_groups(without_bitwise)
+    second = _solved(beside, caps, request, progress, without, search, working)
+    ways = [way for way in (alone, second) if way.best is not None]
+    if not ways:
+        return alone
+    return _with_least_price(_with_least_bound(min(ways, key=_measured), ways), ways)
+
+
+def _measured(result: Result) -> float:
+    """Return the measure that is least for the best of several answers."""
+    if result.robustness is None:
+        return result.step_time_us or 0.0
+    chosen = result.robustness.chosen
+    by_mean = result.robustness.options.measure == "mean"
+    return chosen.mean_ticks if by_mean else chosen.worst_ticks
+
+
+def _with_least_price(result: Result, ways: Sequence[Result]) -> Result:
+    """Return ``result`` with the cost of bitwise mode over the fastest of ``ways`` without it."""
+    prices = [way.bitwise for way in ways if way.bitwise is not None]
+    if result.bitwise is None:
+        return result
+    with_us = result.bitwise.step_time_us + result.bitwise.cost_us
+    least_us = min(price.step_time_us for price in prices)
+    price = BitwisePrice(step_time_us=least_us, cost_us=with_us - least_us)
+    return replace(result, bitwise=price)
 
 
 def _solved(

@@ -69,6 +69,10 @@ def test_it_solves_within_its_limit_and_the_bound_names_it(run: Run, tmp_path: P
             ("--solver", "milp", "--max-compute-move", "5"),
             "the milp keeps compute as captured; expected 0, found '5'",
         ),
+        (
+            ("--solver", "milp", "--second-group"),
+            "--second-group: the milp solves on the groups of the graph",
+        ),
         (("--time-limit", "5"), "--time-limit: it limits --solver milp"),
     ],
 )

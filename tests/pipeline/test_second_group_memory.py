@@ -1,5 +1,6 @@
 """The memory of the communicators of second groups: all graphs of a step pay it where one uses
-such a group, and none does where none uses one.
+such a group, and none does where none uses one. And the choice of an answer with or without one
+under other options.
 """
 
 from dataclasses import replace
@@ -7,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from apsched.capture.captured import Capture
-from apsched.config import Caps, SolveOptions
+from apsched.config import Caps, ScenarioOptions, SolveOptions
 from apsched.pipeline.device_memory import COMMUNICATOR_BYTES, BesideGraph
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
@@ -17,6 +18,7 @@ from apsched.pipeline.solve_graph import (
     resolve_caps,
     solve_graph,
     solve_on_one_device,
+    under_plan,
 )
 from apsched.problem.second_group import second_groups
 from apsched.progress import Progress
@@ -156,3 +158,47 @@ def test_a_stated_cap_is_a_number_of_bytes_for_each_graph(layers: Capture) -> No
     results = solve_graphs(step_of(layers, 2**30), request, KeepRequest(), QUIET).results
     assert second_groups(results[1].problem)
     assert {result.caps.memory_cap_bytes for result in results} == {2**29}
+
+
+def in_both_ways(graph: LoadedGraph, request: SolveRequest) -> tuple[Result, Result]:
+    """Return the answers without and with second groups allowed, without a memory cap."""
+    free = replace(request, memory_cap=MemoryCap(size_bytes=None))
+    (posed,) = under_plan([graph], free)
+    alone, either = (
+        solve_graph(posed, replace(free, second_group=second), QUIET) for second in (False, True)
+    )
+    return alone, either
+
+
+def test_bitwise_mode_has_its_price_on_a_second_group(layers: Capture) -> None:
+    graph = backward_of(layers, 2**30)
+    free_us = in_both_ways(graph, REQUEST)[1].step_time_us
+    _, either = in_both_ways(graph, replace(REQUEST, bitwise=True))
+    assert second_groups(either.problem)
+    assert either.bitwise is not None
+    assert either.bitwise.step_time_us == pytest.approx(free_us)
+    assert either.bitwise.cost_us == pytest.approx(either.step_time_us - free_us)
+
+
+@pytest.mark.parametrize("measure", ["worst", "mean"])
+def test_scenarios_decide_on_a_second_group(layers: Capture, measure: str) -> None:
+    """On the second group the step is shorter for the costs as they are, and longer for those of
+    the scenario.
+    """
+    scenarios = ScenarioOptions(count=1, noise=1.0, measure=measure)
+    request = replace(REQUEST, scenarios=scenarios, options=SolveOptions(budget=0.0, seed=7))
+    alone, either = in_both_ways(backward_of(layers, 2**30), request)
+    assert not second_groups(either.problem)
+    assert either.robustness.chosen == alone.robustness.chosen
+
+
+def test_the_bound_holds_on_second_groups_where_the_answer_has_none(layers: Capture) -> None:
+    """The bound without second groups lies above steps that are known on one."""
+    graph = backward_of(layers, 2**30)
+    faster = in_both_ways(graph, REQUEST)[1]
+    scenarios = ScenarioOptions(count=1, noise=1.0)
+    request = replace(REQUEST, scenarios=scenarios, options=SolveOptions(budget=0.0, seed=7))
+    alone, either = in_both_ways(graph, request)
+    assert not second_groups(either.problem)
+    assert alone.bound_us > faster.step_time_us
+    assert either.bound_us <= faster.step_time_us
