@@ -220,7 +220,7 @@ def check_out_dir(args: argparse.Namespace) -> None:
 
 
 def request_with_buckets(
-    request: "SolveRequest", buckets: str | None, graphs: "Sequence[LoadedGraph]"
+    buckets: str | None, request: "SolveRequest", graphs: "Sequence[LoadedGraph]"
 ) -> "SolveRequest":
     """Return ``request`` with the buckets of ``--buckets`` in its plan."""
     return replace(request, plan=with_buckets(request.plan, buckets, graphs))

@@ -23,9 +23,9 @@ one before the schedule is made, the others after that.
 """
 
 IN_ORDER: dict[str, Any] = {"reorder_for_peak_memory": False, "allow_buffer_reuse": False}
-"""Inductor sorts kernels by its own estimate of memory otherwise, and keeps a dead buffer for a later
-kernel where that estimate allows it; the predicted peak is that of the order of the graph, where a
-buffer is freed behind its last use. This undoes no schedule, so that the pass accepts it.
+"""Inductor sorts kernels by its own estimate of memory otherwise, and keeps a dead buffer for a
+later kernel where that estimate allows it; the predicted peak is that of the order of the graph,
+where a buffer is freed behind its last use. This undoes no schedule: the pass accepts it.
 """
 
 

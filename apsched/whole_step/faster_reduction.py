@@ -1,9 +1,10 @@
 """Gradients of several micro-batches in one graph: reduced once or each, whichever is faster."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from apsched.pipeline.cost_choice import CostChoice
-from apsched.pipeline.load import loaded
+from apsched.pipeline.load import LoadedGraph, loaded
 from apsched.pipeline.solve_graph import SolveRequest, solve_graph, under_plan
 from apsched.pipeline.sources import REDUCE_AUTO, SourceRequest
 from apsched.progress import Progress
@@ -31,14 +32,20 @@ class FasterReduction:
 
 Where = tuple[SourceRequest, CostChoice, str]
 """A source, its costs, and the direction that is wanted."""
+Completed = Callable[[SolveRequest, Sequence[LoadedGraph]], SolveRequest]
+"""A request with the parts that depend on the graphs, such as buckets of the user's own."""
 
 
 def with_faster_reduction(
-    where: Where, request: SolveRequest, progress: Progress
+    where: Where,
+    request: SolveRequest,
+    progress: Progress,
+    completed: Completed = lambda request, graphs: request,
 ) -> tuple[Where, FasterReduction | None]:
     """Return ``where`` with the form of reduction that is faster, where that is left open.
 
-    Each form is captured and solved under ``request``, with no parameter kept. Among equals, and
+    Each form is captured and solved under ``request``, ``completed`` for its graphs, with no
+    parameter kept. Among equals, and
     where none fits, gradients are reduced once.
     """
     source, costs, direction = where
@@ -50,7 +57,7 @@ def with_faster_reduction(
     for form in _FORMS:
         with progress.within(f"try --reduce {form}"):
             other = replace(source, reduce=form), costs, direction
-            step_us[form] = _step_us(other, request, progress)
+            step_us[form] = _step_us(other, request, progress, completed)
     fitting = [form for form in _FORMS if step_us[form] is not None]
     best = min(fitting, key=lambda form: step_us[form] or 0.0, default=_FORMS[0])
     found = FasterReduction(reduce=best, step_us=step_us)
@@ -58,10 +65,13 @@ def with_faster_reduction(
     return (replace(source, reduce=best), costs, direction), found
 
 
-def _step_us(where: Where, request: SolveRequest, progress: Progress) -> float | None:
+def _step_us(
+    where: Where, request: SolveRequest, progress: Progress, completed: Completed
+) -> float | None:
     """Return the step time of all graphs that reduce gradients."""
     total_us = 0.0
     with loaded(*where, progress) as opened:
+        request = completed(request, opened.graphs)
         for graph in under_plan(opened.graphs, request):
             if graph.problem.name.partition("-")[0] == "forward":
                 continue

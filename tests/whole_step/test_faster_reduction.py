@@ -54,6 +54,20 @@ def test_what_fits_is_taken() -> None:
     assert (none.reduce, [*none.step_us.values()]) == ("once", [None, None])
 
 
+def test_buckets_of_the_user_count(tmp_path, capsys) -> None:
+    command = "solve llama3-debug --mesh fsdp=64 --seq 16 --layers 1 --budget 0 --keep none"
+    found = {}
+    for reduce in ("auto", "once"):
+        out = tmp_path / reduce
+        more = f"--micro-batches 2 --reduce {reduce} --buckets none -o {out}"
+        assert not main([*command.split(), *more.split()])
+        found[reduce] = json.loads((out / "result.json").read_text())
+    capsys.readouterr()
+    backward = [g for g in found["once"]["graphs"] if not g["name"].startswith("forward")]
+    step_us = sum(graph["fastest_us"] for graph in backward)
+    assert found["auto"]["reduce"]["step_us"]["once"] == pytest.approx(step_us, rel=1e-3)
+
+
 def test_a_stated_form_stays() -> None:
     for form in ("once", "each", None):
         source = SourceRequest(source="llama3-debug", num_micro_batches=2, reduce=form)

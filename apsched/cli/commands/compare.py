@@ -1,6 +1,7 @@
 """``apsched compare``: every baseline beside the solver."""
 
 import argparse
+from functools import partial
 from typing import Any, TextIO
 
 from apsched.cli.arguments import add_groups, add_inductor, add_json, add_source, add_verb
@@ -44,10 +45,11 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     request = solve_request(args)
     progress = Progress()
     begin_to_compile(progress)
-    where, _ = with_faster_reduction(where, request, progress)
+    own_buckets = partial(request_with_buckets, args.buckets)
+    where, _ = with_faster_reduction(where, request, progress, own_buckets)
     with ExitStack() as opened:
         source = opened.enter_context(loaded(*where, progress))
-        request = request_with_buckets(request, args.buckets, source.graphs)
+        request = own_buckets(request, source.graphs)
         graphs = under_plan(source.graphs, request)
         results = [*solve_each(graphs, request, progress)]
         if any(result.best is None for result in results):

@@ -1,6 +1,7 @@
 """``apsched solve``: the whole line, from a SOURCE to files that were checked."""
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from apsched.cli.arguments import (
@@ -106,10 +107,11 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     check_out_dir(args)
     progress = Progress()
     begin_to_compile(progress)
-    where, reduction = with_faster_reduction(where, request, progress)
+    own_buckets = partial(request_with_buckets, args.buckets)
+    where, reduction = with_faster_reduction(where, request, progress, own_buckets)
     with ExitStack() as opened:
         source = opened.enter_context(loaded(*where, progress))
-        request = request_with_buckets(request, args.buckets, source.graphs)
+        request = own_buckets(request, source.graphs)
         again = under_plan(source.graphs, request)
         target = out_dir(args, source.slug)
         check_writable(target)
