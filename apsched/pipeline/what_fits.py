@@ -49,12 +49,15 @@ def what_fits(
     request: SolveRequest,
     results: Sequence[Result],
     progress: Progress,
+    *,
+    keeps: bool = False,
 ) -> tuple[Trial, ...]:
     """Return the trials for ``results``, the answers for ``source``: none unless the memory of the
     device is the reason why there is no schedule.
 
+    Each is tried with no parameter kept, which the option says where ``results`` ``keeps`` some.
     Options are tried by family: activation checkpointing, smaller batches, more process ranks. A
-    family ends with the first option that fits: at most six captures. Where the capture of
+    family ends with the first option that fits: at most seven captures. Where the capture of
     ``source`` took a minute or more, that option ends all, and of a graph that is much too large
     the greatest change of a family comes first. An option whose graph cannot be captured is left
     out. Ctrl-C ends the trials, and those that are complete are returned.
@@ -73,7 +76,7 @@ def what_fits(
     one_is_enough = short[0].seconds.get("capture", 0.0) >= _LONG_CAPTURE_SECONDS
     trials: list[Trial] = []
     try:
-        for family in _families(source):
+        for family in _without_kept(source) if keeps else _families(source):
             if one_is_enough and any(trial.fits for trial in trials):
                 break
             for option, other in family[::-1] if one_is_enough and much else family:
@@ -102,6 +105,13 @@ def default_is_too_small(result: Result) -> bool:
         and result.account is not None
         and result.caps.memory_cap_bytes == result.account.left_bytes
     )
+
+
+def _without_kept(source: SourceRequest) -> Iterator[list[tuple[str, SourceRequest]]]:
+    """Yield the options with no parameter kept: that alone, then with others."""
+    yield [("--keep none", source)]
+    for family in _families(source):
+        yield [(f"--keep none {option}", other) for option, other in family]
 
 
 def _families(source: SourceRequest) -> Iterator[list[tuple[str, SourceRequest]]]:

@@ -53,6 +53,18 @@ def test_each_option_that_is_named_does_fit(run: Run, small_device: Path) -> Non
         assert again.code == 1, option
 
 
+def test_options_are_tried_with_no_parameter_kept_and_say_so(run: Run, small_device: Path) -> None:
+    where = ("--batch", "4", "--cluster", small_device, "--budget", "0", "--keep", "all")
+    ran = run("solve", *SOURCE, *where, "-o", "out", "--json")
+    assert ran.code == 1
+    tried = [trial["option"] for trial in json.loads(ran.stdout)["tried"]]
+    assert tried[0] == "--keep none"
+    assert all(option.startswith("--keep none") for option in tried)
+    fitting = [trial["option"] for trial in json.loads(ran.stdout)["tried"] if trial["fits"]]
+    assert "--keep none --batch 2" in fitting
+    assert run("solve", *SOURCE, *where, *fitting[-1].split(), "-o", "out").code == 0
+
+
 def test_nothing_is_tried_where_another_cap_is_stated(run: Run) -> None:
     ran = run("solve", *SOURCE, "--memory-cap", "1MiB", "--budget", "0", "--json", "-o", "out")
     assert ran.code == 1

@@ -96,7 +96,9 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.progress import Progress
     from apsched.report.summary import print_solved, report_json
     from apsched.report.table import print_json
+    from apsched.whole_step.choices import NONE
     from apsched.whole_step.faster_reduction import with_faster_reduction
+    from apsched.whole_step.keep_request import AUTO
     from apsched.whole_step.solve import solve_graphs
 
     where = source_request(args), cost_choice(args), direction(args)
@@ -118,7 +120,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         solved = solve_graphs(again, request, keep, progress, num_micro_batches)
         if any(result.best is None for result in solved.results):
             opened.close()  # its process groups end, before others are captured
-            _refuse(args, where, request, solved, source.cluster, stdout, progress)
+            keeps = keep.mode not in (AUTO, NONE)
+            _refuse(args, where, request, solved, source.cluster, stdout, progress, keeps=keeps)
         along = _along_caps(solved, num_caps)
         results, files, lost = _with_files(solved, progress, inductor=args.inductor)
     options = stated_options(vars(args) | _choice_made(keep, solved))
@@ -172,6 +175,8 @@ def _refuse(
     cluster: str,
     stdout: TextIO,
     progress: "Progress",
+    *,
+    keeps: bool,
 ) -> None:
     """Raise the error of graphs without a schedule, with the options under which one fits."""
     from apsched.pipeline.what_fits import what_fits
@@ -184,7 +189,7 @@ def _refuse(
         cluster=cluster,
         stdout=stdout,
         as_json=args.json,
-        trials=() if several else what_fits(*where, request, solved.results, progress),
+        trials=() if several else what_fits(*where, request, solved.results, progress, keeps=keeps),
         of_step=_of_step(solved, is_stated=request.memory_cap is not None),
     )
 
