@@ -357,7 +357,8 @@ def solve_problem(
     ways = [way for way in (alone, second) if way.best is not None]
     if not ways:
         return alone
-    return _with_least_price(_with_least_bound(min(ways, key=_measured), ways), ways)
+    best = _with_least_bound(min(ways, key=_measured), (alone, second))
+    return _with_least_price(best, ways)
 
 
 def _measured(result: Result) -> float:

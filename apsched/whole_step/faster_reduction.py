@@ -45,8 +45,7 @@ def with_faster_reduction(
     """Return ``where`` with the form of reduction that is faster, where that is left open.
 
     Each form is captured and solved under ``request``, ``completed`` for its graphs, with no
-    parameter kept. Among equals, and
-    where none fits, gradients are reduced once.
+    parameter kept. Among equals, and where none fits, gradients are reduced once.
     """
     source, costs, direction = where
     if source.reduce != REDUCE_AUTO or (source.num_micro_batches or 1) == 1:
