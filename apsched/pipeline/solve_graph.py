@@ -361,22 +361,20 @@ def solve_problem(
     return _with_least_price(best, ways)
 
 
-def _measured(result: Result) -> float:
+def _measured(result: Result) -> tuple[float, ...]:
     """Return the measure that is least for the best of several answers."""
-    if result.robustness is None:
-        return result.step_time_us or 0.0
-    chosen = result.robustness.chosen
-    by_mean = result.robustness.options.measure == "mean"
-    return chosen.mean_ticks if by_mean else chosen.worst_ticks
+    robustness = result.robustness
+    if robustness is None:
+        return (result.step_time_us or 0.0,)
+    return robustness.chosen.measured(robustness.options)
 
 
 def _with_least_price(result: Result, ways: Sequence[Result]) -> Result:
     """Return ``result`` with the cost of bitwise mode over the fastest of ``ways`` without it."""
-    prices = [way.bitwise for way in ways if way.bitwise is not None]
     if result.bitwise is None:
         return result
     with_us = result.bitwise.step_time_us + result.bitwise.cost_us
-    least_us = min(price.step_time_us for price in prices)
+    least_us = min(way.bitwise.step_time_us for way in ways if way.bitwise is not None)
     price = BitwisePrice(step_time_us=least_us, cost_us=with_us - least_us)
     return replace(result, bitwise=price)
 

@@ -68,7 +68,7 @@ def made_robust(
         spread = _spread(
             f"apsched, {name}", scored, [replay.step_time_ticks(scenario) for scenario in drawn]
         )
-        if _value(spread, scenario_options) < _value(chosen, scenario_options):
+        if spread.measured(scenario_options) < chosen.measured(scenario_options):
             best, chosen = scored, spread
     robustness = Robustness(
         options=scenario_options,
@@ -109,11 +109,6 @@ def _spread(name: str, scored: Scored, times: list[int]) -> Spread:
         mean_ticks=round(sum(times) / len(times)),
         worst_ticks=max(times),
     )
-
-
-def _value(spread: Spread, scenario_options: ScenarioOptions) -> tuple[int, int]:
-    both = (spread.worst_ticks, spread.mean_ticks)
-    return both if scenario_options.measure == "worst" else (both[1], both[0])
 
 
 def _with_best(

@@ -18,12 +18,15 @@ from apsched.pipeline.solve_graph import (
     resolve_caps,
     solve_graph,
     solve_on_one_device,
+    solve_problem,
     under_plan,
 )
+from apsched.problem.problem import Problem
 from apsched.problem.second_group import second_groups
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
-from apsched.schedule.result import Status
+from apsched.schedule.result import SolveResult, Status
+from apsched.solver import solve_requested
 from apsched.whole_step.accumulation.step import Accumulation
 from apsched.whole_step.choices import Choice
 from apsched.whole_step.keep_request import KeepRequest
@@ -202,3 +205,26 @@ def test_the_bound_holds_on_second_groups_where_the_answer_has_none(layers: Capt
     assert not second_groups(either.problem)
     assert alone.bound_us > faster.step_time_us
     assert either.bound_us <= faster.step_time_us
+
+
+def test_the_bound_counts_second_groups_without_a_known_schedule(layers: Capture) -> None:
+    """For which the search may have found none."""
+    (posed,) = under_plan([backward_of(layers, 2**30)], REQUEST)
+
+    def search(problem: Problem, caps: Caps, options: SolveOptions) -> SolveResult:
+        answer = solve_requested(problem, caps, options)
+        if not second_groups(problem):
+            return answer
+        nothing = solve_requested(problem, replace(caps, memory_cap_bytes=0), options)
+        assert nothing.best is None
+        return replace(nothing, bound_ticks=answer.bound_ticks)
+
+    alone, both = (
+        solve_problem(
+            posed.problem, Caps(), replace(REQUEST, second_group=second), QUIET, search=search
+        )
+        for second in (False, True)
+    )
+    assert not second_groups(both.problem)
+    assert both.step_time_us == alone.step_time_us
+    assert both.bound_us < alone.bound_us

@@ -21,6 +21,7 @@ from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve
 from apsched.what_if.robust import made_robust
+from apsched.what_if.robustness import Spread
 from apsched.what_if.scenarios import (
     Replay,
     Scenario,
@@ -131,6 +132,14 @@ def test_a_replay_is_what_the_repriced_problem_takes():
             abs(slower - Replay(problem, schedule).step_time_ticks(even(problem, of_network=3.0)))
             <= rounding
         )
+
+
+def test_the_measure_decides_and_the_other_one_among_equals():
+    spread = Spread(name="", step_time_ticks=1, mean_ticks=2, worst_ticks=3)
+    measured = [
+        spread.measured(ScenarioOptions(count=1, measure=measure)) for measure in ("mean", "worst")
+    ]
+    assert measured == [(2, 3), (3, 2)]
 
 
 @pytest.mark.parametrize("measure", ["mean", "worst"])
