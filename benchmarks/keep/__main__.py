@@ -1,12 +1,13 @@
 """``python -m benchmarks.keep``: keep gathered parameters from forward to backward, or gather them
 again; the choices that people make beside the one found, under several memory caps.
 
-    python -m benchmarks.keep [--wide | --floor | --smoke] [-o FILE.md [--resume]]
+    python -m benchmarks.keep [--wide | --floor | --no-cap | --smoke] [-o FILE.md [--resume]]
 
 Writes a table, after each case again, and the same figures as JSON beside it. ``--wide`` measures
 three models on three clusters and meshes, hours on one core; ``--floor`` measures them under the
-least memory of all gathered again; ``--resume`` goes on where the table ends. ``--smoke`` measures
-a small model in under a minute.
+least memory of all gathered again; ``--no-cap`` measures the largest without a memory cap, which
+the device does not hold. ``--resume`` goes on where the table ends. ``--smoke`` measures a small
+model in under a minute.
 """
 
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from apsched.report.answer.kept_words import kept_count
 from benchmarks.common.choices import figure, run, write_table
-from benchmarks.keep.cases import FLOOR, GRID, SMOKE, WIDE, Row, measured
+from benchmarks.keep.cases import FLOOR, GRID, NO_CAP, SMOKE, WIDE, Row, measured
 
 _HEAD = (
     "# Keep or gather again\n\n`python -m benchmarks.keep`: step times and peaks of the choices"
@@ -28,7 +29,7 @@ _HEAD = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status: 1 where a choice that people make is faster."""
-    cases = {"grid": GRID, "wide": WIDE, "floor": FLOOR, "smoke": SMOKE}
+    cases = {"grid": GRID, "wide": WIDE, "floor": FLOOR, "no-cap": NO_CAP, "smoke": SMOKE}
     return run(arguments, "benchmarks.keep", __doc__ or "", cases, measured, write, _line, Row)
 
 

@@ -35,6 +35,8 @@ class Case:
     room: tuple[float, ...] = ROOM
     on_device: bool = True
     """Whether it is also measured under the memory of the device."""
+    without_cap: bool = False
+    """Whether it is also measured without a memory cap."""
 
     def __str__(self) -> str:
         layers = "" if self.num_layers is None else f", {self.num_layers} layers"
@@ -66,6 +68,12 @@ WIDE = tuple(
 """Every model on every mesh, cluster and length."""
 FLOOR = tuple(replace(case, room=(0.0,), on_device=False) for case in WIDE)
 """The same under the least memory of all gathered again."""
+NO_CAP = tuple(
+    replace(case, room=(), on_device=False, without_cap=True)
+    for case in WIDE
+    if case.model == "llama3-70b"
+)
+"""Without a memory cap; the other models fit the device."""
 SMOKE = (
     Case(
         model="llama3-debug",
@@ -103,7 +111,7 @@ class Row:
 
 
 def measured(case: Case) -> Iterator[Row]:
-    """Yield the rows of ``case``: the device's memory, then caps with less room."""
+    """Yield the rows of ``case``: no cap, the device's memory, then caps with less room."""
     source = SourceRequest(
         source=case.model, mesh=case.mesh, seq_len=case.seq_len, num_layers=case.num_layers
     )
@@ -115,8 +123,13 @@ def measured(case: Case) -> Iterator[Row]:
         )
         graphs = under_plan(opened.graphs, request)
         free = Step.of(graphs, request, progress)
+        if case.without_cap:
+            endless = replace(request, memory_cap=MemoryCap())
+            yield from _rows(case, "none", Step.of(graphs, endless, progress))
         if case.on_device:
             yield from _rows(case, "device", free)
+        if not case.room:
+            return
         again = free.solve(Choice())
         least = max(result.answer.floor_memory_bytes for result in again.results)
         most = sum(p.size_bytes for p in free.parameters)

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.common.choices import beaten
 from benchmarks.keep.__main__ import main
-from benchmarks.keep.cases import SMOKE, Row, _row
+from benchmarks.keep.cases import NO_CAP, SMOKE, Row, _row, measured
 
 ROW = Row(
     case="a step",
@@ -50,6 +50,17 @@ def test_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         main(["--smoke", "-o", str(out)])
     assert main(["--smoke", "-o", str(out), "--resume"]) == 0  # every case is in the table
     assert out.read_text() == table
+
+
+@pytest.mark.slow
+def test_without_a_cap_a_step_fits_that_the_device_does_not_hold() -> None:
+    assert all(case.without_cap and not case.on_device for case in NO_CAP)
+    case = replace(SMOKE[0], model="llama3-70b", seq_len=65536, num_layers=1, without_cap=True)
+    rows = [row for row in measured(case) if row.choice == "apsched"]
+    assert [(row.cap, row.step_ms is not None) for row in rows] == [
+        ("none", True),
+        ("device", False),
+    ]
 
 
 def test_a_step_that_does_not_fit_has_no_gap() -> None:
