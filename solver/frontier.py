@@ -52,8 +52,8 @@ class AlongCaps:
         self._problem, self._options = problem, options
         self._caps = replace(caps, memory_cap_bytes=None)
         self._instance = Instance.of(problem, self._caps)
-        searched = moving_where_it_pays(problem, caps)
-        self._orders = Orders(self._instance) if may_move(problem, searched) else None
+        self._orders = Orders(self._instance) if may_move(problem, caps) else None
+        self._stays = moving_where_it_pays(problem, caps).max_compute_move == 0
         self._made = baselines(self._instance)
         self._timelines = {made.name: simulate(problem, made.schedule) for made in self._made}
         self._scored: dict[Schedule, Scored] = {}
@@ -116,13 +116,23 @@ class AlongCaps:
         self, caps: Caps, starts: Sequence[Schedule], known: Known, best: Scored
     ) -> Scored | None:
         """Return the result of a short search from the buckets of ``starts``, around the compute
-        order of the best.
+        order of the best, and where compute stays as captured but for short memory, around that.
         """
-        good_enough = int(known.bound_ticks * (1 + self._options.time_slack / 2))
         evaluations = int(self._options.budget * _EVALUATIONS_PER_WORK)
-        if best.step_time_ticks <= good_enough or not self._problem.collectives or not evaluations:
+        is_near = best.step_time_ticks <= self._enough(known)
+        if is_near or not self._problem.collectives or not evaluations:
             return None
-        instance = self._around(best.schedule).within(caps)
+        orders = [self._around(best.schedule)]
+        if self._stays and orders[0] is not self._instance:
+            orders.append(self._instance)
+        found = [self._searched_around(one.within(caps), starts, known, best) for one in orders]
+        return min((scored for scored in found if scored is not None), key=_value, default=None)
+
+    def _searched_around(
+        self, instance: Instance, starts: Sequence[Schedule], known: Known, best: Scored
+    ) -> Scored | None:
+        """Return the result of a short search around the compute order of ``instance``."""
+        evaluations = int(self._options.budget * _EVALUATIONS_PER_WORK)
         search = Search(
             instance=instance,
             report=lambda stage, ticks: None,
@@ -138,13 +148,17 @@ class AlongCaps:
                         search.consider(search.evaluate(labels, policy, steer))
         if search.best is None:
             return None
-        search.descend(good_enough)
+        search.descend(self._enough(known))
         return score(
             self._problem,
             "apsched",
             expand(instance, late_waits(instance, search.program())),
-            caps,
+            instance.caps,
         )
+
+    def _enough(self, known: Known) -> int:
+        """Return the step time at which a search stops."""
+        return int(known.bound_ticks * (1 + self._options.time_slack / 2))
 
     def _around(self, schedule: Schedule) -> Instance:
         """Return the problem with its compute in the order of ``schedule``, which may part blocks
@@ -156,6 +170,8 @@ class AlongCaps:
         compute_order = [
             place[s.index] for s in schedule.steps if s.kind is StepKind.NODE and s.index in place
         ]
+        if compute_order == sorted(compute_order):
+            return self._instance
         return self._orders.in_order(np.array(compute_order, dtype=np.int64))
 
 

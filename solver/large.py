@@ -17,7 +17,7 @@ from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.reorder.shorten_tail import with_shorter_tail
-from apsched.solver.rungs import climb, memory_rungs, prefetch_rungs
+from apsched.solver.rungs import climb, layer_bytes, memory_rungs, prefetch_rungs
 from apsched.solver.search.front import Found, Front
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.search.late_waits import late_waits
@@ -237,8 +237,13 @@ class Climb:
             self._with_shorter_tail(self.mover, caps)
 
     def _with_buckets(self, caps: Caps) -> None:
-        """Search from its own starts, then from known schedules, too."""
-        search = self._around_captured(caps, self.evaluations)
+        """Search from its own starts, then from known schedules, too: around the compute as
+        captured, or where its memory is short, around an order with a lower peak, or around both.
+        """
+        for search in self._around_low_peaks(caps):
+            self._with_buckets_around(search)
+
+    def _with_buckets_around(self, search: Search) -> None:
         known = self._known(search)
         enough = self.enough_as_captured_ticks
         search.portfolio()
@@ -252,6 +257,22 @@ class Climb:
         """Return the fastest known schedules around the same order of the compute."""
         found = [found for found in search.front if found.instance.arrays is search.instance.arrays]
         return found[::-1][:_TRIED_AGAIN]
+
+    def _around_low_peaks(self, caps: Caps) -> list[Search]:
+        """Return the searches for buckets under a memory cap: with less than a layer of gathered
+        weights above the floor as captured, both that order and the one with the lowest peak.
+        """
+        floor, cap_bytes = self.task.fitting.floor, caps.memory_cap_bytes
+        searches = [self._around_captured(caps, self.evaluations)]
+        if self.mover is None or not floor.lowered or cap_bytes is None:
+            return searches
+        more = cap_bytes - floor.as_captured_bytes
+        if 0 <= more < layer_bytes(self.base.instance):
+            blocks = floor.lowered[-1].blocks
+            search = self.base.within(caps, self.evaluations)
+            around = search.around(self.mover.moved(blocks), self.evaluations)
+            searches.append(replace(around, front=self.moved))
+        return searches
 
     def _around_captured(self, caps: Caps, evaluations: int) -> Search:
         """Return a search around the compute as captured, or where its memory is short, around an

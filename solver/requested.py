@@ -20,12 +20,13 @@ from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
 from apsched.solver.bounds.best import best_bound
 from apsched.solver.bounds.memory_and_launches import later_bounds
-from apsched.solver.bounds.step_time import TimeBound
+from apsched.solver.bounds.step_time import TimeBound, memory_bound
 from apsched.solver.compute_move_cap import moving_where_it_pays
 from apsched.solver.infeasible.explain import with_less_memory
 from apsched.solver.interleave.interleave import interleaved
-from apsched.solver.interleave.least_memory import exceeds_memory_cap, has_chains, least_known
-from apsched.solver.reorder.min_memory import floated_model
+from apsched.solver.interleave.least_memory import has_chains, least_known
+from apsched.solver.reorder.min_memory import floated_model, least_memory
+from apsched.solver.rungs import layer_bytes
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.solve import solve as solve_any
 from apsched.units import ticks_to_us
@@ -59,12 +60,14 @@ def solve_requested(
     if searched == caps:
         return solve(problem, caps, progress=progress, explained=explained)
     instance = Instance.of(problem, caps)
-    if _is_short(instance) and exceeds_memory_cap(problem, caps):
+    if _too_little(caps, memory_bound(instance.arrays)):  # as captured nothing fits
         return solve(problem, caps, progress=progress, explained=explained)
     bound = best_bound(instance, Orders(instance))
     shown = _with_bound(progress, bound)
     found = solve(problem, searched, progress=shown, explained=False)
-    if found.best is None or _is_short(instance.within(searched)):
+    if found.best is not None:
+        found = _with_floor_of_any_order(instance, found, options)
+    if found.best is None or _is_short(instance.within(searched), found.floor_memory_bytes):
         moved = solve(problem, caps, progress=progress, explained=explained)
         if found.best is None or (
             moved.best is not None and moved.best.step_time_ticks < found.best.step_time_ticks
@@ -73,15 +76,33 @@ def solve_requested(
     return _claimed(instance, options, found, bound)
 
 
-def _is_short(instance: Instance) -> bool:
+def _is_short(instance: Instance, floor_bytes: int) -> bool:
     """Return whether the memory cap is below the peak of launches just in time: few schedules fit,
-    such as a baseline.
+    such as a baseline. Where the floor of all orders, ``floor_bytes``, is lower than that peak, a
+    cap less than a layer of gathered weights above the peak is short, too.
     """
     cap_bytes = instance.caps.memory_cap_bytes
     if cap_bytes is None:
         return False
     least = just_in_time(instance.without_memory_cap())
-    return least is not None and least.peak_memory_bytes > cap_bytes
+    if least is None:
+        return False
+    more = layer_bytes(instance) if floor_bytes < least.peak_memory_bytes else 0
+    return cap_bytes < least.peak_memory_bytes + more
+
+
+def _with_floor_of_any_order(
+    instance: Instance, found: SolveResult, options: SolveOptions
+) -> SolveResult:
+    """Return ``found``, around the compute as captured, with the least memory that is known around
+    any order.
+    """
+    problem, caps = instance.problem, instance.caps
+    bound = memory_bound_of_any_order(Orders(instance), caps.max_compute_move)
+    if found.floor_memory_bytes <= bound:
+        return found
+    least, _ = least_memory(problem, caps, options)
+    return replace(found, floor_memory_bytes=min(found.floor_memory_bytes, least))
 
 
 def _with_bound(progress: Progress | None, bound: TimeBound) -> Progress | None:
@@ -195,7 +216,8 @@ def _claimed(
         work = exact.deterministic_work
         if bound.ticks < exact.bound <= found.fastest_ticks:
             bound = TimeBound(ticks=exact.bound, source=BoundSource.CP_SAT)
-    floor = min(memory_bound_of_any_order(orders, None), found.floor_memory_bytes)
+    most = instance.caps.max_compute_move
+    floor = min(memory_bound_of_any_order(orders, most), found.floor_memory_bytes)
     anywhere = replace(instance, arrays=without_places(instance.arrays))
     later = later_bounds(anywhere, found.best, found.time_limit_ticks, floor)
     result = SolveResult.found(

@@ -404,7 +404,7 @@ def test_a_model_of_ones_own_is_captured_by_mesh_and_solved() -> None:
     result = apsched.solve(backward, memory_cap="1GiB", budget=0)
     assert result.best is not None
     assert result.caps.memory_cap_bytes == 2**30
-    least = apsched.solve(backward, memory_cap="floor", budget=0)
+    least = apsched.solve(backward, memory_cap="floor", budget=1)  # with 0 less is known of it
     assert least.caps.memory_cap_bytes == least.answer.floor_memory_bytes
     with pytest.raises(apsched.InputError, match="memory_cap: expected it once"):
         apsched.solve(backward, memory_cap="1GiB", memory_cap_bytes=2**30)

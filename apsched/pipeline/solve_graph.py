@@ -152,13 +152,12 @@ def caps_of_problem(problem: Problem, request: SolveRequest, progress: Progress)
     size_bytes = request.memory_cap.size_bytes
     if not request.memory_cap.above_floor:
         return replace(caps, memory_cap_bytes=size_bytes)
-    from apsched.solver import has_chains, least_memory, moving_where_it_pays
+    from apsched.solver import least_memory
 
-    searched = caps if has_chains(problem, caps) else moving_where_it_pays(problem, caps)
-    wait_until_compiled(progress, with_orders=searched.max_compute_move != 0)
+    wait_until_compiled(progress, with_orders=False)
     with progress.stage(f"least memory {problem.name}"):
         # a smaller budget knows less of the least memory
-        floor_bytes, _ = least_memory(problem, searched, request.options)
+        floor_bytes, _ = least_memory(problem, caps, request.options)
     return replace(caps, memory_cap_bytes=floor_bytes + (size_bytes or 0))
 
 

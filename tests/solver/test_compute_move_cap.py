@@ -4,20 +4,27 @@ stays as captured.
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from apsched.api import solve
 from apsched.config import Caps, SolveOptions
+from apsched.pipeline.solve_graph import SolveRequest, caps_of_problem
 from apsched.problem.problem import Problem
+from apsched.progress import Progress
+from apsched.quantities import MemoryCap
+from apsched.schedule.result import SolveResult
 from apsched.schedule.verify import verify
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.baselines import baselines
 from apsched.solver.compute_move_cap import moving_where_it_pays
+from apsched.solver.reorder.min_memory import is_small, least_memory
 from apsched.solver.requested import solve_requested
+from apsched.solver.solve import solve as solve_in_order
 from tests.helpers.problems.by_hand import ByHand, line
 from tests.helpers.problems.layered import Layer, layered
-from tests.helpers.problems.strategies import random_problem
+from tests.helpers.problems.strategies import layered_problem, random_problem
 
 QUICK = SolveOptions(budget=1)
 
@@ -71,6 +78,69 @@ def test_where_memory_is_short_compute_may_move_though_a_schedule_as_captured_fi
     assert fixed.best is not None
     assert verify(problem, found.best.schedule, caps) == ()
     assert found.best.step_time_ticks < fixed.best.step_time_ticks
+
+
+def with_a_lower_peak_in_another_order(
+    seed: int, num_layers: int = 9
+) -> tuple[Problem, Caps, int, int]:
+    """Return a problem whose compute stays as captured, its caps, and its least peaks as captured
+    and in any order.
+    """
+    problem = layered_problem(random.Random(seed), num_layers=num_layers)
+    caps = Caps(max_compute_move=200)
+    assert not is_small(problem)
+    assert moving_where_it_pays(problem, caps).max_compute_move == 0
+    captured, _ = least_memory(problem, replace(caps, max_compute_move=0), QUICK)
+    least, _ = least_memory(problem, caps, QUICK)
+    assert least < captured
+    return problem, caps, captured, least
+
+
+@pytest.mark.parametrize("seed", [8, 23])
+def test_the_floor_is_that_of_any_order_though_compute_stays_as_captured(seed: int) -> None:
+    problem, caps, _, least = with_a_lower_peak_in_another_order(seed)
+    free = solve_requested(problem, caps, QUICK)
+    assert free.floor_memory_bytes <= least
+    request = SolveRequest(
+        caps=caps, options=QUICK, memory_cap=MemoryCap(size_bytes=0, above_floor=True)
+    )
+    at_floor = caps_of_problem(problem, request, Progress(quiet=True))
+    assert at_floor.memory_cap_bytes == least
+    assert solve_requested(problem, at_floor, QUICK).best is not None
+
+
+@pytest.mark.parametrize(("seed", "num_layers"), [(4, 9), (8, 9), (28, 9), (23, 12)])
+def test_compute_moves_near_the_least_peak_as_captured_where_another_order_has_less(
+    seed: int, num_layers: int
+) -> None:
+    """The last only with buckets that are searched around both orders."""
+    problem, caps, captured, _ = with_a_lower_peak_in_another_order(seed, num_layers)
+    caps = replace(caps, memory_cap_bytes=captured)
+    found = solve_requested(problem, caps, QUICK).best
+    fixed = solve_requested(problem, replace(caps, max_compute_move=0), QUICK).best
+    assert found is not None
+    assert fixed is not None
+    assert verify(problem, found.schedule, caps) == ()
+    assert found.step_time_ticks < fixed.step_time_ticks
+
+
+def test_where_nothing_fits_as_captured_that_order_is_not_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = random_problem(random.Random(6), max_collectives=14, max_compute=30)
+    caps, solved = Caps(max_compute_move=200), list[int | None]()
+    captured, bound = least_memory(problem, replace(caps, max_compute_move=0), QUICK)
+    least, _ = least_memory(problem, caps, QUICK)
+    assert least < captured == bound
+
+    def counted(problem: Problem, caps: Caps, **options: Any) -> SolveResult:
+        solved.append(caps.max_compute_move)
+        return solve_in_order(problem, caps, **options)
+
+    monkeypatch.setattr("apsched.solver.requested.solve_any", counted)
+    for cap_bytes in (least, captured):
+        solve_requested(problem, replace(caps, memory_cap_bytes=cap_bytes), QUICK)
+    assert solved == [200, 0]
 
 
 @pytest.mark.parametrize(

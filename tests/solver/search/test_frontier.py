@@ -1,12 +1,15 @@
 """One problem under one memory cap after another."""
 
 import random
+from dataclasses import replace
+
+import pytest
 
 from apsched.config import Caps, SolveOptions
 from apsched.schedule.verify import verify
-from apsched.solver import AlongCaps, Known, solve
+from apsched.solver import AlongCaps, Known, least_memory, solve, solve_requested
 from tests.helpers.problems.random_schedules import compute_moves
-from tests.helpers.problems.strategies import random_problem
+from tests.helpers.problems.strategies import layered_problem, random_problem
 
 
 def test_a_schedule_with_its_compute_moved_is_a_start_under_every_cap_that_it_keeps() -> None:
@@ -41,3 +44,30 @@ def test_a_schedule_with_its_compute_moved_is_a_start_under_every_cap_that_it_ke
         assert found.step_time_ticks <= least
         allowed = Caps(max_compute_move=None, memory_cap_bytes=cap)
         assert verify(problem, found.schedule, allowed) == ()
+
+
+@pytest.mark.parametrize(("seed", "share"), [(23, 0.5), (29, 1.0)])
+def test_where_compute_moves_for_short_memory_both_orders_are_searched(
+    seed: int, share: float
+) -> None:
+    """Between the floor and that as captured only the order of the start fits; from there on the
+    order as captured is faster.
+    """
+    problem, caps = layered_problem(random.Random(seed), num_layers=9), Caps(max_compute_move=200)
+    options = SolveOptions(budget=3)
+    captured, _ = least_memory(problem, replace(caps, max_compute_move=0), options)
+    least, _ = least_memory(problem, caps, options)
+    free = solve_requested(problem, caps, options)
+    start = solve_requested(problem, replace(caps, memory_cap_bytes=least), options).best
+    assert start is not None
+    known = Known(
+        bound_ticks=free.bound_ticks,
+        bound_source=free.bound_source,
+        floor_memory_bytes=least,
+        floor_bound_bytes=free.floor_bound_bytes,
+    )
+    cap = least + int(share * (captured - least))
+    found = AlongCaps(problem, caps, options).at(cap, (start.schedule,), known).best
+    assert found is not None
+    assert verify(problem, found.schedule, replace(caps, memory_cap_bytes=cap)) == ()
+    assert found.step_time_ticks < start.step_time_ticks * 0.95
