@@ -13,7 +13,7 @@ from apsched.schedule.schedule import Bucket
 from apsched.solver.answer import Answer, Task, near_enough, slack_limit
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.bounds.best import any_order_bound, fixed_order_bound
-from apsched.solver.bounds.step_time import TimeBound
+from apsched.solver.bounds.step_time import TimeBound, memory_bound
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.reorder.shorten_tail import with_shorter_tail
@@ -75,7 +75,7 @@ def climbed(task: Task, like: Scored | None = None) -> "Climb":
     at, options = task.fitting, task.options
     bound = _bound_where_cut(task)
     at_least, left = bound, replace(options, time_slack=min(options.time_slack, _MOST_LEFT))
-    if at.mover is not None and not at.instance.arrays.on_path.any() and not at.nothing_fits:
+    if at.mover is not None and not at.instance.arrays.on_path.any() and _may_fit(at.instance):
         at_least = fixed_order_bound(at.instance)  # nothing to hide but the end: buckets first
     search = Climb(
         task=task,
@@ -109,6 +109,11 @@ def climbed(task: Task, like: Scored | None = None) -> "Climb":
         search.try_buckets(like.schedule.buckets)
     climb(caps_below, cap, search, is_loose=is_loose)
     return search
+
+
+def _may_fit(as_captured: Instance) -> bool:
+    cap_bytes = as_captured.caps.memory_cap_bytes
+    return cap_bytes is None or memory_bound(as_captured.arrays) <= cap_bytes
 
 
 def _evaluations_per_work(instance: Instance) -> int:

@@ -141,6 +141,9 @@ def test_where_nothing_fits_as_captured_that_order_is_not_searched(
     for cap_bytes in (least, captured):
         solve_requested(problem, replace(caps, memory_cap_bytes=cap_bytes), QUICK)
     assert solved == [200, 0]
+    monkeypatch.setattr("apsched.solver.large.fixed_order_bound", lambda _: 1 / 0)
+    short = replace(caps, memory_cap_bytes=least)
+    solve_requested(problem, short, QUICK, search_alone=True)  # no bound of that order either
 
 
 @pytest.mark.parametrize(
