@@ -30,6 +30,7 @@ from apsched.errors import InputError
 from apsched.fx.chains import mark_chains
 from apsched.fx.passes.lists import joint_passes
 from apsched.fx.passes.merged_gathers import merge_gathers
+from apsched.fx.passes.parameters import tag_backward
 from apsched.fx.passes.roles import classify
 from apsched.fx.passes.run_passes import PassList, run_passes
 from apsched.graph.records import ParameterShard
@@ -209,12 +210,14 @@ class Backend:
     ) -> Pair:
         again = self.reshard_after_forward
         summed = sum_passes(self.reduce)
+        tag_backward(joint.graph, options["num_fwd_outputs"])
 
         def partition(module: torch.fx.GraphModule) -> Pair:
             return default_partition(module, joint_inputs, **options)
 
         def gathered_again() -> Pair:
-            return partition(run_passes(joint, (*joint_passes(), merge_gathers(), *summed)).module)
+            every = (*joint_passes(), merge_gathers(backward=True), *summed)
+            return partition(run_passes(joint, every).module)
 
         def prepare(agreement: GraphAgreement | None) -> Pair:
             names.write_into(joint.graph)
@@ -227,7 +230,8 @@ class Backend:
                 passes = joint_passes(kept=kept_whole(chosen))
             elif again is not None:
                 passes = joint_passes(reshard_after_forward=again)
-            every = (*passes, merge_gathers(), *summed, mark_chains())
+            decided = self.keep is not None or again is not None
+            every = (*passes, merge_gathers(backward=decided), *summed, mark_chains())
             prepared = run_passes(joint, every).module
             return resharded(partition(prepared), kept_in_node(chosen), self.settings)
 

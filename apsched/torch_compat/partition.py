@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.utils.parametrize import is_parametrized
 
 from apsched.fx.collectives import is_wait_tensor
 from apsched.fx.effects.of_node import attribute_of
@@ -98,6 +99,22 @@ def _flex_attention_as_compiled() -> Context:
     )
 
 
+def _parameters_by_name() -> Context:
+    """Have ``get_parameter`` find the value that stands for a parameter while a module is traced,
+    which is no parameter (torch/nn/modules/module.py, get_parameter).
+    """
+    original = torch.nn.Module.get_parameter
+
+    def found(module: torch.nn.Module, target: str) -> Any:
+        path, _, name = target.rpartition(".")
+        owner = module.get_submodule(path)
+        if name in owner._parameters or is_parametrized(owner, name):
+            return getattr(owner, name)
+        return original(module, target)
+
+    return patch.object(torch.nn.Module, "get_parameter", found)
+
+
 @contextlib.contextmanager
 def _as_captured() -> Iterator[None]:
     """Have torch trace and recompute in the form that apsched captures."""
@@ -107,6 +124,7 @@ def _as_captured() -> Iterator[None]:
         _states_as_tensors(),
         _flex_attention_as_compiled(),
         functions_uncompiled(),
+        _parameters_by_name(),
         DecidedDraws(),
     ):
         yield

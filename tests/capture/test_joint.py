@@ -12,8 +12,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from apsched.capture.fake_world import world
 from apsched.capture.joint import capture_module
+from apsched.fx.collectives import is_collective
 from apsched.fx.passes.parameters import PARAMETER_KEY
 from apsched.torch_compat.partition import partitioned_graphs
+from tests.helpers.graphs.small_models import shard
 
 
 class Step(nn.Module):
@@ -66,6 +68,26 @@ def test_a_loop_on_data_is_one_node_and_computes_the_same() -> None:
     assert "while_loop" in [str(node.target) for node in forward.module.graph.nodes]
     loss, *_ = forward.module(*module.parameters(), x)
     assert torch.equal(loss, module(x))
+
+
+class ByName(Step):
+    """Finds its parameters by their names, as modules of AutoParallel do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        names = ("first.weight", "first.bias", "second.weight")
+        up, bias, down = map(self.get_parameter, names)
+        return (torch.relu(x @ up.t() + bias) @ down.t()).square().mean()
+
+
+def test_parameters_are_found_by_name() -> None:
+    """Also those that a parametrization gathers."""
+    x = torch.randn(3, 8)
+    with world(4):
+        plain = capture_module(ByName(), (x,), source="step").graphs
+        sharded = shard(ByName(), init_device_mesh("cpu", (4,)))
+        gathered = capture_module(sharded, (x,), source="step").graphs
+    assert [len(graph.parameter_names) for graph in (plain[0], gathered[0])] == [3, 3]
+    assert sum(is_collective(node) for node in gathered[0].module.graph.nodes) == 3
 
 
 def test_inputs_and_parameters_are_known_in_both_graphs() -> None:

@@ -63,6 +63,30 @@ def is_backward(node: Node) -> bool:
     )
 
 
+def tag_backward(joint: torch.fx.Graph, num_forward_outputs: int) -> None:
+    """Tag nodes as backward that were traced in backward with the tag of forward, and that no
+    forward output needs.
+
+    A module whose backward computes a forward node again, and keeps the notes of its nodes while it
+    is traced, has such nodes. The default partitioner would take all nodes before them for forward
+    (torch/_functorch/partitioners.py, default_partition).
+    """
+    outputs = list(joint.output_node().args[0])  # type: ignore[arg-type]
+    todo = [value for value in outputs[:num_forward_outputs] if isinstance(value, Node)]
+    of_forward: set[Node] = set()
+    while todo:
+        node = todo.pop()
+        if node not in of_forward:
+            of_forward.add(node)
+            todo += node.all_input_nodes
+    backward = False
+    for node in joint.nodes:
+        tag = node.meta.get("partitioner_tag")
+        backward = backward or (node.op == "call_function" and tag == "is_backward")
+        if backward and tag == "is_forward" and node not in of_forward:
+            node.meta["partitioner_tag"] = "is_backward"
+
+
 def gather_nodes(joint: torch.fx.Graph, names: Mapping[str, str] | None = None) -> dict[Node, str]:
     """Return node -> parameter, for every node between a parameter and its first uses, in either
     direction. ``names`` has placeholder -> parameter; ``None``: as descriptors say.

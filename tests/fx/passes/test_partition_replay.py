@@ -3,15 +3,18 @@ first did.
 """
 
 from collections import Counter
+from functools import partial
 from operator import getitem
 
 import pytest
 import torch
 import torch.fx.traceback
 from torch import nn
+from torch._dynamo import nonstrict_trace
 from torch.fx import GraphModule, Interpreter
 from torch.utils.checkpoint import CheckpointPolicy
 
+import apsched
 from apsched.capture import joint
 from apsched.capture.captured import Capture
 from apsched.capture.fake_world import world
@@ -195,3 +198,48 @@ def test_the_second_graphs_compute_the_same():
             )
     assert len(found[0]) == len(found[1]) == 1 + len(list(built.module.parameters()))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("case", "how", "num_again"),
+    [
+        ("fsdp=4", {}, 11),
+        ("fsdp=4", {"keep": "none"}, 11),
+        ("fsdp=4", {"keep": "all"}, 0),
+        ("fsdp=4", {"reshard_after_forward": False}, 0),
+        ("fsdp=4 kept", {}, 0),
+        ("fsdp=4 kept", {"keep": "none"}, 11),
+    ],
+)
+def test_torch_compile_of_such_a_module_keeps_what_is_stated(case, how, num_again):
+    """As AutoParallel hands it to ``torch.compile``: Dynamo traces the graphs of the first
+    partition without looking at them, and nodes that its backward computes again have the tags of
+    forward.
+    """
+    with world(4):
+        built = build(
+            "llama3-debug",
+            mesh=MeshSpec.parse("fsdp=4"),
+            seq_len=32,
+            num_layers=1,
+            options=ModelOptions(**CASES[case]),
+            materialize=True,
+        )
+        module = Partitioned(built, capture_built(built))
+        run = nonstrict_trace(partial(Graphs.apply, module.graphs))
+        torch._dynamo.reset()
+        backend = apsched.backend(budget=0.0, memory_cap="none", **how)
+        compiled = torch.compile(
+            lambda *inputs: run(*module.shards, *module.buffers(), *inputs), backend=backend
+        )
+        compiled(*built.inputs).backward()
+        gradients = [shard.grad for shard in module.shards]
+        module.zero_grad()
+        module(*built.inputs).backward()
+        for shard, gradient in zip(module.shards, gradients, strict=True):
+            assert torch.equal(shard.grad, gradient)
+    forward, backward = (
+        [r.problem.keys[c.key].kind for c in r.problem.collectives] for r in backend.results
+    )
+    assert forward.count("all_gather") == 12
+    assert backward.count("all_gather") == num_again
