@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 
+from apsched.compiler.inductor_settings import check_inductor
 from apsched.compiler.ranks.agreement import agreement_of
 from apsched.compiler.schedule_captured import RESULT, groups_of
 from apsched.compiler.schedule_graph import all_or_none, schedule_graph
@@ -26,7 +27,7 @@ from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
 from apsched.fx.collectives import is_collective, is_wait_tensor
 from apsched.integrations.estimated_costs import EstimatedCosts
-from apsched.torch_compat.compilers import replace_graph
+from apsched.torch_compat.compilers import inductor_setting, replace_graph
 
 logger = logging.getLogger(__name__)
 
@@ -142,8 +143,8 @@ def aten_autobucketing_reordering_pass(
     Raises
     ------
     InputError
-        for a name in ``configs`` that is nearly one of those known, and for a value of the wrong
-        type.
+        for a name in ``configs`` that is nearly one of those known, for a value of the wrong type,
+        and in Inductor where torch's own overlap scheduling is on, which runs after this pass.
     """
     module = gm.owning_module
     if module is None:
@@ -155,8 +156,11 @@ def aten_autobucketing_reordering_pass(
 
     def chosen_settings() -> tuple[dict[str, Any], Settings] | None:
         stated = _stated(configs)
-        scheduled = any(is_collective(node) for node in gm.nodes)
-        return (stated, _settings(stated, base, gm)) if scheduled else None
+        if not any(is_collective(node) for node in gm.nodes):
+            return None
+        if inductor_setting("post_grad_custom_post_pass") is not None:
+            check_inductor()
+        return stated, _settings(stated, base, gm)
 
     found = all_or_none(
         lambda: agreement_of(module, base.deadline_s),

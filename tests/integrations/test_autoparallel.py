@@ -159,6 +159,18 @@ def test_held_order_is_for_inductor(gm):
     )
 
 
+def test_schedulers_that_run_after_the_pass_are_named(gm):
+    """``autoparallel_backend()`` turns torch's own on unless ``overlap_scheduling=False``."""
+    before = num_launches(gm)
+    on = {"aten_distributed_optimizations.enable_overlap_scheduling": True}
+    with torch._inductor.config.patch(on | {"post_grad_custom_post_pass": lambda graph: None}):
+        with pytest.raises(InputError, match="enable_overlap_scheduling = True"):
+            scheduled(gm)
+        assert num_launches(gm) == before
+    with torch._inductor.config.patch(on):  # outside of Inductor nothing runs after the pass
+        assert num_launches(scheduled(gm)) < before
+
+
 def test_importing_it_changes_nothing_in_torch():
     """AutoParallel's own module replaces functions of torch when it is imported."""
     code = """
