@@ -45,10 +45,17 @@ def aot_compiled(
 def default_partition(joint: Any, joint_inputs: Any, **options: Any) -> tuple[Any, Any]:
     """Return forward and backward graph: backward gets the tensors that eager autograd would save
     (torch/_functorch/partitioners.py).
+
+    torch removes collectives of forward that backward does not need, and leaves their inputs: with
+    tensor parallelism backward would compute matrix products for nothing.
     """
     from torch._functorch.partitioners import default_partition as partition
 
-    return partition(joint, joint_inputs, **options)
+    pair: tuple[Any, Any] = partition(joint, joint_inputs, **options)
+    for module in pair:
+        if module.graph.eliminate_dead_code():
+            module.recompile()
+    return pair
 
 
 def inductor_partition(joint: Any, joint_inputs: Any, **options: Any) -> tuple[Any, Any]:

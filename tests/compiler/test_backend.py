@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.utils._pytree import tree_leaves
 
 import apsched
@@ -52,6 +53,28 @@ def run_graphs(monkeypatch) -> list[torch.fx.GraphModule]:
 
 def num_collectives(gm: torch.fx.GraphModule) -> int:
     return sum(collective_kind(node) is not None for node in gm.graph.nodes)
+
+
+class Row(torch.nn.Module):
+    """A product whose parts are added over process ranks, and a residual."""
+
+    def __init__(self, mesh):
+        super().__init__()
+        self.mesh, self.weight = mesh, torch.nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x):
+        part = DTensor.from_local(x @ self.weight, self.mesh, [Partial()], run_check=False)
+        return (part.redistribute(placements=[Replicate()]).to_local() + x).sum()
+
+
+def test_backward_computes_no_product_again_for_a_reduction_of_forward(mesh, run_graphs):
+    x = torch.randn(3, WIDTH, requires_grad=True)
+    torch.compile(Row(mesh), backend=apsched.backend(**QUICK))(x).backward()
+    products = [
+        sum(node.target is torch.ops.aten.mm.default for node in gm.graph.nodes)
+        for gm in run_graphs
+    ]
+    assert products == [1, 2]
 
 
 def names_of(result: apsched.Result) -> list[str]:
