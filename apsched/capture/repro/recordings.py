@@ -61,6 +61,8 @@ class RecordedGraph:
     text: str
     frame: str = ""
     """The same for all compilations of one function; empty where it is not known."""
+    apart: bool = False
+    """Of no function that Dynamo compiled: AOTAutograd was called with a module."""
     printed: bool = False
     """Printed by :func:`torch.fx.GraphModule.print_readable`, no file that runs."""
     symbols: Mapping[str, int] = field(default_factory=dict)
@@ -136,7 +138,7 @@ def recorded_graphs(path: Path) -> Recordings:
         )
     elif len(kept) < len(graphs):
         notes += (f"left out, without a collective: {len(graphs) - len(kept)} graphs",)
-    notes += _compiled_again(kept or graphs)
+    notes += _compiled_again(kept or graphs) + _traced_apart(kept or graphs)
     logs = {graph.path for graph in kept or graphs if is_trace_log(Path(graph.path))}
     if len(logs) > 1:
         notes += (
@@ -163,6 +165,20 @@ def _compiled_again(graphs: tuple[RecordedGraph, ...]) -> tuple[str, ...]:
     return (
         f"{which} compiled before, and all count as one step, as layers that share code do; if they"
         " are for other shapes, hand in the tlparse directory of one compilation",
+    )
+
+
+def _traced_apart(graphs: tuple[RecordedGraph, ...]) -> tuple[str, ...]:
+    """Return a note if some graphs are of no function that Dynamo compiled, and others are: the
+    latter may be the former, traced again.
+    """
+    num_apart = sum(graph.apart for graph in graphs)
+    if num_apart in (0, len(graphs)):
+        return ()
+    return (
+        f"{num_apart} of {len(graphs)} graphs were made outside of torch.compile, and all count as"
+        " one step; if a compiled module runs them, as AutoParallel's does, hand in the tlparse"
+        " directory of its compilation",
     )
 
 
@@ -373,6 +389,7 @@ def _logged(file: Path) -> Iterator[RecordedGraph]:
             lines_before=start,
             compilation=compilation,
             frame=frame,
+            apart=all(record.get(key) is None for key in keys[:2]),
             text="\n".join(line[1:] for line in lines[start:row]),
             printed=printed,
             symbols=values,

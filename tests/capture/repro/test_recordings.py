@@ -149,6 +149,16 @@ def test_a_function_that_was_compiled_again_is_noted(tmp_path: Path) -> None:
     assert recorded_graphs(tmp_path / "parsed" / "-_0_1_0").notes == ()
 
 
+def test_graphs_made_outside_of_torch_compile_are_noted(tmp_path: Path) -> None:
+    """A module of AutoParallel runs such graphs, and its trace has them twice."""
+    log, outside = tmp_path / "raw.log", (None, None)
+    trace_log(log, [(outside, FORWARD), (outside, BACKWARD)])
+    assert recorded_graphs(log).notes == ()
+    trace_log(log, [(outside, FORWARD), (outside, BACKWARD), (0, WIDER)])
+    (note,) = recorded_graphs(log).notes
+    assert note.startswith("2 of 3 graphs were made outside of torch.compile")
+
+
 def test_graphs_of_one_process_rank_and_of_the_newest_run(tmp_path: Path) -> None:
     for rank, text in ((3, WIDER), (1, FORWARD), (2, WIDER)):
         trace_log(tmp_path / f"dedicated_log_torch_trace_rank_{rank}_y.log", [(0, text)])

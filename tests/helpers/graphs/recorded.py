@@ -1,7 +1,7 @@
 """Directories and logs as torch writes them."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch._logging._internal import TorchLogsFormatter
@@ -21,7 +21,7 @@ def debug_directory(folder: Path, graphs: Mapping[str, str], run: str = RUN) -> 
 
 def trace_log(
     path: Path,
-    graphs: list[tuple[int | tuple[int, int], str]],
+    graphs: Sequence[tuple[int | tuple[int | None, int | None], str]],
     printed: list[tuple[int, str, str]] | None = None,
     symbols: Mapping[str, int] | None = None,
     process: int = 7,
