@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.common.choices import beaten
 from benchmarks.keep.__main__ import main
-from benchmarks.keep.cases import NO_CAP, SMOKE, Row, _row, measured
+from benchmarks.keep.cases import FLOOR, NO_CAP, SMOKE, Row, _row, measured
 
 ROW = Row(
     case="a step",
@@ -105,3 +105,22 @@ def test_the_page_has_the_figures_of_the_wide_table() -> None:
         "llama3-70b fsdp=64, 2048 tokens, a100-efa",
         "device",
     )
+
+
+def test_the_page_has_the_figures_of_the_least_memory() -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "docs/keep.md").read_text()
+    (stated,) = re.findall(
+        r"`auto` keeps none in any of the (\d+) cases \(`--floor`, 30 November 2026\)\. Gaps are"
+        r" wider there: ([\d.]+) to ([\d.]+) %, at most 1 % in (\d+) cases, at most 3 % in (\d+),",
+        text,
+    )
+    results = json.loads((root / "benchmarks/results/2026-11-30-keep-floor.json").read_text())
+    rows = [Row(**row) for row in results]
+    assert not beaten(rows)
+    found = [row for row in rows if row.choice == "apsched"]
+    assert {row.case for row in found} == {str(case) for case in FLOOR}
+    assert all(row.num_kept == row.num_in_node == 0 for row in found)
+    gaps = [100 * row.gap for row in found if row.gap is not None]
+    few, some = (sum(gap <= most for gap in gaps) for most in (1, 3))
+    assert stated == (str(len(gaps)), f"{min(gaps):.1f}", f"{max(gaps):.1f}", str(few), str(some))
