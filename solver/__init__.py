@@ -9,7 +9,7 @@ from apsched.solver.interleave.least_memory import (
     schedule_of_least_memory,
 )
 from apsched.solver.milp.answer import solve_with_milp
-from apsched.solver.requested import solve_requested
+from apsched.solver.requested import completed, solve_requested
 from apsched.solver.solve import solve, with_reasons
 from apsched.solver.suggestions import Change, best_changes
 
@@ -21,6 +21,7 @@ __all__ = [
     "Known",
     "best_changes",
     "compile_part",
+    "completed",
     "has_chains",
     "least_memory",
     "missing_parts",

@@ -12,12 +12,12 @@ from apsched.schedule.result import Scored, SolvedBy, TradeOff
 from apsched.schedule.schedule import Bucket
 from apsched.solver.answer import Answer, Task, near_enough, slack_limit
 from apsched.solver.arrays.instance import Instance
-from apsched.solver.bounds.best import any_order_bound, fixed_order_bound
+from apsched.solver.bounds.best import any_order_bound, search_bound
 from apsched.solver.bounds.step_time import TimeBound, memory_bound
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.reorder.shorten_tail import with_shorter_tail
-from apsched.solver.rungs import climb, layer_bytes, memory_rungs, prefetch_rungs
+from apsched.solver.rungs import climb, is_tight, memory_rungs, prefetch_rungs
 from apsched.solver.search.front import Found, Front
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.search.late_waits import late_waits
@@ -75,8 +75,9 @@ def climbed(task: Task, like: Scored | None = None) -> "Climb":
     at, options = task.fitting, task.options
     bound = _bound_where_cut(task)
     at_least, left = bound, replace(options, time_slack=min(options.time_slack, _MOST_LEFT))
-    if at.mover is not None and not at.instance.arrays.on_path.any() and _may_fit(at.instance):
-        at_least = fixed_order_bound(at.instance)  # nothing to hide but the end: buckets first
+    may_fit = at.instance.has_room(memory_bound(at.instance.arrays))
+    if at.mover is not None and may_fit and not at.instance.arrays.on_path.any():
+        at_least = search_bound(at.instance)  # nothing to hide but the end: buckets first
     search = Climb(
         task=task,
         base=Search(
@@ -109,11 +110,6 @@ def climbed(task: Task, like: Scored | None = None) -> "Climb":
         search.try_buckets(like.schedule.buckets)
     climb(caps_below, cap, search, is_loose=is_loose)
     return search
-
-
-def _may_fit(as_captured: Instance) -> bool:
-    cap_bytes = as_captured.caps.memory_cap_bytes
-    return cap_bytes is None or memory_bound(as_captured.arrays) <= cap_bytes
 
 
 def _evaluations_per_work(instance: Instance) -> int:
@@ -267,12 +263,11 @@ class Climb:
         """Return the searches for buckets under a memory cap: with less than a layer of gathered
         weights above the floor as captured, both that order and the one with the lowest peak.
         """
-        floor, cap_bytes = self.task.fitting.floor, caps.memory_cap_bytes
+        floor, at = self.task.fitting.floor, self.base.instance.within(caps)
         searches = [self._around_captured(caps, self.evaluations)]
-        if self.mover is None or not floor.lowered or cap_bytes is None:
+        if self.mover is None or not floor.lowered:
             return searches
-        more = cap_bytes - floor.as_captured_bytes
-        if 0 <= more < layer_bytes(self.base.instance):
+        if at.has_room(floor.as_captured_bytes) and is_tight(at, floor.as_captured_bytes):
             blocks = floor.lowered[-1].blocks
             search = self.base.within(caps, self.evaluations)
             around = search.around(self.mover.moved(blocks), self.evaluations)

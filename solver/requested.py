@@ -18,17 +18,18 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.relaxed import without_places
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
-from apsched.solver.bounds.best import best_bound
+from apsched.solver.bounds.best import best_bound, search_bound
 from apsched.solver.bounds.memory_and_launches import later_bounds
 from apsched.solver.bounds.step_time import TimeBound, memory_bound
 from apsched.solver.compute_move_cap import moving_where_it_pays
 from apsched.solver.infeasible.explain import with_less_memory
 from apsched.solver.interleave.interleave import interleaved
 from apsched.solver.interleave.least_memory import has_chains, least_known
-from apsched.solver.reorder.min_memory import floated_model, least_memory
-from apsched.solver.rungs import layer_bytes
+from apsched.solver.reorder.min_memory import floated_model, is_small, least_memory
+from apsched.solver.rungs import is_tight
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.solve import solve as solve_any
+from apsched.solver.solve import with_reasons
 from apsched.units import ticks_to_us
 
 _SHARE_OF_BOUND = 0.1
@@ -47,7 +48,8 @@ def solve_requested(
     """As :func:`apsched.solver.solve`; compute stays as captured where moving it does not pay,
     ``start`` moves none, and the memory cap leaves room for that order. Chains that do not depend
     on each other are interleaved where that is faster. ``search_alone`` also leaves out the reasons
-    why no schedule fits.
+    why no schedule fits, and without a memory cap the least memory around other orders of the
+    compute: see :func:`completed`.
     """
     caps, options = caps or Caps(), options or SolveOptions()
     if has_chains(problem, caps):
@@ -60,15 +62,19 @@ def solve_requested(
     if searched == caps:
         return solve(problem, caps, progress=progress, explained=explained)
     instance = Instance.of(problem, caps)
-    if _too_little(caps, memory_bound(instance.arrays)):  # as captured nothing fits
+    if not instance.has_room(memory_bound(instance.arrays)):  # as captured nothing fits
         return solve(problem, caps, progress=progress, explained=explained)
     bound = best_bound(instance, Orders(instance))
     shown = _with_bound(progress, bound)
-    found = solve(problem, searched, progress=shown, explained=False)
+    at = instance.within(searched)
+    near = None if is_small(problem) else search_bound(at)
+    found = solve(problem, searched, progress=shown, explained=False, bound=near)
     if found.best is not None:
-        found = _with_floor_of_any_order(instance, found, options)
-    if found.best is None or _is_short(instance.within(searched), found.floor_memory_bytes):
-        moved = solve(problem, caps, progress=progress, explained=explained)
+        found = replace(found, lacks_floor=True)
+        if not search_alone or caps.memory_cap_bytes is not None:
+            found = _with_floor_of_any_order(instance, found, options)
+    if found.best is None or _is_short(at, found.floor_memory_bytes):
+        moved = solve(problem, caps, progress=progress, explained=explained, bound=bound)
         if found.best is None or (
             moved.best is not None and moved.best.step_time_ticks < found.best.step_time_ticks
         ):
@@ -76,19 +82,32 @@ def solve_requested(
     return _claimed(instance, options, found, bound)
 
 
+def completed(
+    found: SolveResult, problem: Problem, caps: Caps, options: SolveOptions
+) -> SolveResult:
+    """Return ``found``, an answer of :func:`solve_requested` by the search alone, with what that
+    leaves out beside CP-SAT.
+    """
+    if found.lacks_reasons:
+        return with_reasons(found, problem, caps, options)
+    if found.lacks_floor:
+        return _with_floor_of_any_order(Instance.of(problem, caps), found, options)
+    return found
+
+
 def _is_short(instance: Instance, floor_bytes: int) -> bool:
     """Return whether the memory cap is below the peak of launches just in time: few schedules fit,
     such as a baseline. Where the floor of all orders, ``floor_bytes``, is lower than that peak, a
     cap less than a layer of gathered weights above the peak is short, too.
     """
-    cap_bytes = instance.caps.memory_cap_bytes
-    if cap_bytes is None:
+    if instance.caps.memory_cap_bytes is None:
         return False
     least = just_in_time(instance.without_memory_cap())
     if least is None:
         return False
-    more = layer_bytes(instance) if floor_bytes < least.peak_memory_bytes else 0
-    return cap_bytes < least.peak_memory_bytes + more
+    if floor_bytes < least.peak_memory_bytes:
+        return is_tight(instance, least.peak_memory_bytes)
+    return not instance.has_room(least.peak_memory_bytes)
 
 
 def _with_floor_of_any_order(
@@ -97,12 +116,10 @@ def _with_floor_of_any_order(
     """Return ``found``, around the compute as captured, with the least memory that is known around
     any order.
     """
-    problem, caps = instance.problem, instance.caps
-    bound = memory_bound_of_any_order(Orders(instance), caps.max_compute_move)
-    if found.floor_memory_bytes <= bound:
-        return found
-    least, _ = least_memory(problem, caps, options)
-    return replace(found, floor_memory_bytes=min(found.floor_memory_bytes, least))
+    problem, caps, least = instance.problem, instance.caps, found.floor_memory_bytes
+    if least > memory_bound_of_any_order(Orders(instance), caps.max_compute_move):
+        least = min(least, least_memory(problem, caps, options)[0])
+    return replace(found, floor_memory_bytes=least, lacks_floor=False)
 
 
 def _with_bound(progress: Progress | None, bound: TimeBound) -> Progress | None:
@@ -133,11 +150,11 @@ def _with_chains(
     in_a_row = solve_requested(alone, caps, options, progress=shown, start=start)
     floor_bound = memory_bound_of_any_order(Orders(instance), None)
     found = in_a_row
-    if in_a_row.best is not None or not _too_little(caps, floor_bound):
+    if in_a_row.best is not None or instance.has_room(floor_bound):
         found = interleaved(problem, caps, options, in_a_row, near_enough(bound, options))
     if found.best is None:
         least = least_known(problem, caps, options, floor_bound)
-        found = found if least is None else _of_least_memory(caps, options, found, least)
+        found = found if least is None else _of_least_memory(instance, options, found, least)
         if found.best is None:
             return _with_less_memory(problem, caps, options, found, least, floor_bound)
     given = scored_start(Instance.of(problem, caps), start)
@@ -154,19 +171,15 @@ def _with_known_floor(found: SolveResult) -> SolveResult:
     return replace(found, floor_memory_bytes=min([found.floor_memory_bytes, *peaks]))
 
 
-def _too_little(caps: Caps, floor_bytes: int) -> bool:
-    return caps.memory_cap_bytes is not None and caps.memory_cap_bytes < floor_bytes
-
-
 def _of_least_memory(
-    caps: Caps, options: SolveOptions, found: SolveResult, least: Scored
+    instance: Instance, options: SolveOptions, found: SolveResult, least: Scored
 ) -> SolveResult:
     """Return ``found``, which has no schedule, with the least memory of merged chains, and that
     schedule, ``least``, as the answer where it fits.
     """
     peak = least.peak_memory_bytes
     found = replace(found, floor_memory_bytes=min(found.floor_memory_bytes, peak))
-    if _too_little(caps, peak):
+    if not instance.has_room(peak):
         return found
     found = replace(found, best=least, solved_by=SolvedBy.JUST_IN_TIME)
     return within_slack(found, options, least.step_time_ticks)
@@ -236,4 +249,4 @@ def _claimed(
         search_ticks=found.search_ticks,
         trade_offs=found.trade_offs,
     )
-    return replace(result, may_improve=found.may_improve)
+    return replace(result, may_improve=found.may_improve, lacks_floor=found.lacks_floor)

@@ -87,6 +87,14 @@ def prefetch_rungs(max_prefetch: int | None) -> tuple[int, ...]:
     return tuple(found)
 
 
+def is_tight(instance: Instance, peak_bytes: int) -> bool:
+    """Return whether the memory cap leaves less than a layer of gathered weights above
+    ``peak_bytes``: orders of the compute with a lower peak may then be faster.
+    """
+    cap_bytes = instance.caps.memory_cap_bytes
+    return cap_bytes is not None and cap_bytes < peak_bytes + layer_bytes(instance)
+
+
 def layer_bytes(instance: Instance) -> int:
     """Return the gathered weights of a repeated layer, the largest one; 0 where none repeats."""
     arrays = instance.arrays

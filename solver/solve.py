@@ -20,6 +20,7 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.reordered import Orders, may_move
 from apsched.solver.baselines import baselines
 from apsched.solver.bounds.best import best_bound
+from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.infeasible.explain import explain
 from apsched.solver.large import solve_large
 from apsched.solver.reorder.min_memory import is_small, least_memory_with
@@ -37,21 +38,24 @@ def solve(
     start: Schedule | None = None,
     search_alone: bool = False,
     explained: bool = True,
+    bound: TimeBound | None = None,
 ) -> SolveResult:
     """Return the fastest schedule found within ``caps``, with a proven bound.
 
     ``start`` is a schedule of this graph that was found under other caps. Where it keeps ``caps``
     nothing slower is returned, and where it is so near the bound that the search would stop there,
     nothing is searched; where it does not keep them it is not looked at. ``search_alone`` leaves
-    CP-SAT out of small problems, but for the least memory. Raises InputError for a problem that
-    breaks its own specification; caps that nothing keeps are an answer, not an error, with the
+    CP-SAT out of small problems, but for the least memory. The answer claims ``bound``, and the
+    search stops near it; by default it is the best that is known. Raises InputError for a problem
+    that breaks its own specification; caps that nothing keeps are an answer, not an error, with the
     reasons where it is ``explained``.
     """
     options = options or SolveOptions()
     instance = Instance.of(problem, caps)
     mover = ComputeMover(instance) if may_move(problem, instance.caps) else None
 
-    bound = best_bound(instance, _allowed_orders(instance, mover))
+    if bound is None:
+        bound = best_bound(instance, _allowed_orders(instance, mover))
     report = Report(progress=progress, bound=bound)
     report("bounds", None)
 

@@ -432,13 +432,11 @@ def _with_bitwise_price(result: Result, without: Problem, options: SolveOptions)
     )
 
 
-def with_reasons(result: Result, request: SolveRequest) -> Result:
-    """Return ``result`` with the reasons if no schedule fits and they were left out."""
-    from apsched.solver import with_reasons as explained
+def completed(result: Result, request: SolveRequest) -> Result:
+    """Return ``result`` with what a search alone leaves out, but for CP-SAT."""
+    from apsched.solver import completed as with_all
 
-    if not result.answer.lacks_reasons:
-        return result
-    answer = explained(result.answer, result.problem, result.caps, request.options)
+    answer = with_all(result.answer, result.problem, result.caps, request.options)
     return replace(result, answer=answer)
 
 

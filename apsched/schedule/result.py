@@ -234,11 +234,15 @@ class SolveResult:
     """
     may_improve: bool = False
     """Whether CP-SAT was left out on request: it may find a faster schedule."""
+    lacks_floor: bool = False
+    """Whether the least memory around other orders of the compute was left out on request."""
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing was left out: CP-SAT, or the reasons why no schedule fits."""
-        return not self.may_improve and not self.lacks_reasons
+        """Whether nothing was left out: CP-SAT, the reasons why no schedule fits, or the least
+        memory around other orders of the compute.
+        """
+        return not (self.may_improve or self.lacks_reasons or self.lacks_floor)
 
     @property
     def lacks_reasons(self) -> bool:

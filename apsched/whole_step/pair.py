@@ -14,11 +14,11 @@ from apsched.pipeline.load import LoadedGraph, loaded_graph
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import (
     SolveRequest,
+    completed,
     lowered,
     resolve_caps,
     solve_graph,
     solve_on_one_device,
-    with_reasons,
 )
 from apsched.problem.contention_spec import with_node_groups
 from apsched.problem.problem import Problem, with_contention
@@ -309,7 +309,7 @@ class Step:
                 if known is None or known.may_improve:
                     forward, backward = self.solve_all(graphs, caps, search_alone=search_alone)
                 else:
-                    forward, backward = (with_reasons(r, self.request) for r in known.results)
+                    forward, backward = (completed(r, self.request) for r in known.results)
             self.solved[kept] = SolvedChoice(
                 kept=kept,
                 kept_bytes=size,

@@ -25,6 +25,11 @@ class Instance:
         """Return the same problem under ``caps``."""
         return self if caps is self.caps else replace(self, caps=caps)
 
+    def has_room(self, peak_bytes: int) -> bool:
+        """Return whether a peak of ``peak_bytes`` keeps the memory cap."""
+        cap_bytes = self.caps.memory_cap_bytes
+        return cap_bytes is None or peak_bytes <= cap_bytes
+
     def without_memory_cap(self) -> "Instance":
         """Return the same problem with as much memory as a schedule takes."""
         return self.within(replace(self.caps, memory_cap_bytes=None))

@@ -138,18 +138,38 @@ def best_bound(instance: Instance, orders: Orders | None) -> TimeBound:
     return max(bound, shared, key=lambda b: b.ticks)
 
 
+def search_bound(instance: Instance) -> TimeBound:
+    """Return the bound near which a search around the compute in its order stops: of the bounds of
+    that order those that never rise where a memory cap is looser, in a fraction of the time of all.
+    """
+    if not instance.problem.collectives:
+        return _compute_only(instance)
+    bound = _monotone(_in_one_order(instance))
+    if instance.problem.contention is None:
+        return bound
+    return max(bound, shared_bound(instance, in_order=True), key=lambda b: b.ticks)
+
+
 def fixed_order_bound(instance: Instance) -> TimeBound:
     """Return the best bound on schedules with the compute in its order, without contention."""
     if not instance.problem.collectives:
         return _compute_only(instance)
-    loose = without_copies(instance)
-    at = InOneOrder(loose=loose, forced=tighten(loose))
-    monotone = max((bound(at) for bound in FIXED_ORDER), key=lambda b: b.ticks)
+    at = _in_one_order(instance)
+    monotone = _monotone(at)
     found = (_in_memory(at), launch_sequence_bound(_for_paths(at), monotone.ticks))
     best = max((b for b in found if b is not None), key=lambda b: b.ticks, default=monotone)
     if best.ticks <= monotone.ticks:
         return monotone
     return replace(best, monotone_ticks=monotone.ticks)
+
+
+def _in_one_order(instance: Instance) -> InOneOrder:
+    loose = without_copies(instance)
+    return InOneOrder(loose=loose, forced=tighten(loose))
+
+
+def _monotone(at: InOneOrder) -> TimeBound:
+    return max((bound(at) for bound in FIXED_ORDER), key=lambda b: b.ticks)
 
 
 def any_order_bound(instance: Instance, orders: Orders) -> TimeBound:

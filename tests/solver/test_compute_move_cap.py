@@ -20,7 +20,7 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.baselines import baselines
 from apsched.solver.compute_move_cap import moving_where_it_pays
 from apsched.solver.reorder.min_memory import is_small, least_memory
-from apsched.solver.requested import solve_requested
+from apsched.solver.requested import completed, solve_requested
 from apsched.solver.solve import solve as solve_in_order
 from tests.helpers.problems.by_hand import ByHand, line
 from tests.helpers.problems.layered import Layer, layered
@@ -109,6 +109,44 @@ def test_the_floor_is_that_of_any_order_though_compute_stays_as_captured(seed: i
     assert solve_requested(problem, at_floor, QUICK).best is not None
 
 
+def test_without_a_memory_cap_a_search_alone_leaves_the_floor_of_other_orders_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a search over kept parameters solves dozens of choices; the answer that it takes is
+    completed, with the floor of other orders. Under a memory cap that floor tells which choices
+    fit.
+    """
+    problem, caps, captured, least = with_a_lower_peak_in_another_order(23)
+    whole = solve_requested(problem, caps, QUICK)
+    with monkeypatch.context() as patch:
+        patch.setattr("apsched.solver.requested.least_memory", lambda *_: 1 / 0)
+        alone = solve_requested(problem, caps, QUICK, search_alone=True)
+    assert alone.floor_memory_bytes > least
+    assert alone.lacks_floor
+    assert not alone.is_final
+    assert completed(alone, problem, caps, QUICK) == whole
+    assert whole.floor_memory_bytes <= least
+    assert whole.is_final
+    caps = replace(caps, memory_cap_bytes=2 * captured)
+    capped = solve_requested(problem, caps, QUICK, search_alone=True)
+    assert capped.floor_memory_bytes <= least
+    assert capped.is_final
+
+
+def test_bounds_that_nothing_claims_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the order as captured, while the answer claims the bound of any order: rows of memory take
+    as long as the search.
+    """
+    problem, caps, captured, _ = with_a_lower_peak_in_another_order(8)
+    monkeypatch.setattr("apsched.solver.bounds.best._in_memory", lambda _: 1 / 0)
+    monkeypatch.setattr("apsched.solver.bounds.best.launch_sequence_bound", lambda *_: 1 / 0)
+    for cap_bytes in (None, captured, 2 * captured):
+        capped = replace(caps, memory_cap_bytes=cap_bytes)
+        assert solve_requested(problem, capped, QUICK, search_alone=True).best is not None
+    with pytest.raises(ZeroDivisionError):
+        solve_requested(problem, replace(caps, max_compute_move=0), QUICK)
+
+
 @pytest.mark.parametrize(("seed", "num_layers"), [(4, 9), (8, 9), (28, 9), (23, 12)])
 def test_compute_moves_near_the_least_peak_as_captured_where_another_order_has_less(
     seed: int, num_layers: int
@@ -141,7 +179,7 @@ def test_where_nothing_fits_as_captured_that_order_is_not_searched(
     for cap_bytes in (least, captured):
         solve_requested(problem, replace(caps, memory_cap_bytes=cap_bytes), QUICK)
     assert solved == [200, 0]
-    monkeypatch.setattr("apsched.solver.large.fixed_order_bound", lambda _: 1 / 0)
+    monkeypatch.setattr("apsched.solver.large.search_bound", lambda _: 1 / 0)
     short = replace(caps, memory_cap_bytes=least)
     solve_requested(problem, short, QUICK, search_alone=True)  # no bound of that order either
 

@@ -20,9 +20,9 @@ from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import (
     SolveRequest,
+    completed,
     lowered,
     solve_on_one_device,
-    with_reasons,
 )
 from apsched.quantities import MemoryCap
 from apsched.solver.interleave.least_memory import exceeds_memory_cap
@@ -369,7 +369,7 @@ class Accumulation:
             known = (
                 step.solve_graph(graph, caps, search_alone=search_alone)
                 if known is None or known.answer.may_improve
-                else with_reasons(known, request)
+                else completed(known, request)
             )
             self._results[key] = known
         return known
