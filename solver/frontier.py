@@ -118,9 +118,8 @@ class AlongCaps:
         """Return the result of a short search from the buckets of ``starts``, around the compute
         order of the best, and where compute stays as captured but for short memory, around that.
         """
-        evaluations = int(self._options.budget * _EVALUATIONS_PER_WORK)
         is_near = best.step_time_ticks <= self._enough(known)
-        if is_near or not self._problem.collectives or not evaluations:
+        if is_near or not self._problem.collectives or not self._evaluations:
             return None
         orders = [self._around(best.schedule)]
         if self._stays and orders[0] is not self._instance:
@@ -132,11 +131,10 @@ class AlongCaps:
         self, instance: Instance, starts: Sequence[Schedule], known: Known, best: Scored
     ) -> Scored | None:
         """Return the result of a short search around the compute order of ``instance``."""
-        evaluations = int(self._options.budget * _EVALUATIONS_PER_WORK)
         search = Search(
             instance=instance,
             report=lambda stage, ticks: None,
-            max_evaluations=evaluations,
+            max_evaluations=self._evaluations,
             floor_bytes=known.floor_memory_bytes,
         )
         for labels in _distinct(
@@ -144,7 +142,7 @@ class AlongCaps:
         ):
             for policy in policies(instance.arrays):
                 for steer in (None, known.floor_memory_bytes):
-                    if search.evaluations < evaluations:
+                    if search.evaluations < self._evaluations:
                         search.consider(search.evaluate(labels, policy, steer))
         if search.best is None:
             return None
@@ -155,6 +153,11 @@ class AlongCaps:
             expand(instance, late_waits(instance, search.program())),
             instance.caps,
         )
+
+    @property
+    def _evaluations(self) -> int:
+        """How many evaluations a search takes at most."""
+        return int(self._options.budget * _EVALUATIONS_PER_WORK)
 
     def _enough(self, known: Known) -> int:
         """Return the step time at which a search stops."""

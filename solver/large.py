@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from apsched.config import Caps
+from apsched.config import Caps, SolveOptions
 from apsched.schedule.result import Scored, SolvedBy, TradeOff
 from apsched.schedule.schedule import Bucket
 from apsched.solver.answer import Answer, Task, near_enough, slack_limit
@@ -34,6 +34,10 @@ _SHARE_OF_THE_END = 4
 _EVALUATIONS_PER_WORK, _OF_A_COLLECTIVE = 300, 2
 """Evaluations of the search under one memory cap per unit of deterministic work in the budget: at
 most, and for each collective.
+"""
+_FIRST_BUDGET, _NEXT_BUDGET = SolveOptions().budget, 4
+"""A larger budget than the first, the default, begins with a search under that, and under each that
+is so many times the one before.
 """
 _MOST_LEFT = 0.001
 """Slack of which half ends the search. A larger one does not end it earlier: on its way the search
@@ -87,7 +91,7 @@ def climbed(task: Task, like: Scored | None = None) -> "Climb":
             floor_bytes=at.floor.peak_bytes,
             use=task.report.use,
         ),
-        evaluations=max(1, int(options.budget * _evaluations_per_work(at.instance))),
+        evaluations=0,
         enough_ticks=near_enough(bound, left),
         enough_as_captured_ticks=near_enough(at_least, left),
     )
@@ -99,17 +103,30 @@ def climbed(task: Task, like: Scored | None = None) -> "Climb":
     is_loose = cap is not None and caps_below == every
     tighter = prefetch_rungs(at.instance.caps.max_prefetch)
     climbs = (1 + len(tighter)) * (1 + len(caps_below) + is_loose)
-    task.report.use.planned = search.evaluations * climbs
-    below: Climb | None = None
-    for max_prefetch in tighter:
-        below = search.under_prefetch(max_prefetch, below)
-        climb(caps_below, cap, below, is_loose=is_loose)
-    if below is not None:
-        search.take(below)
-    if like is not None:
-        search.try_buckets(like.schedule.buckets)
-    climb(caps_below, cap, search, is_loose=is_loose)
+    rounds = [max(1, int(b * _evaluations_per_work(at.instance))) for b in _rounds(options.budget)]
+    task.report.use.planned = sum(rounds) * climbs
+    for search.evaluations in rounds:
+        below: Climb | None = None
+        for max_prefetch in tighter:
+            below = search.under_prefetch(max_prefetch, below)
+            climb(caps_below, cap, below, is_loose=is_loose)
+        if below is not None:
+            search.take(below)
+        if like is not None:
+            search.try_buckets(like.schedule.buckets)
+        climb(caps_below, cap, search, is_loose=is_loose)
     return search
+
+
+def _rounds(budget: float) -> list[float]:
+    """Return the budgets of the searches, one after the other, of which each knows the schedules of
+    those before: so none is slower than that of a smaller budget of the sequence.
+    """
+    rounds, one = list[float](), _FIRST_BUDGET
+    while 2 * one <= budget:
+        rounds.append(one)
+        one *= _NEXT_BUDGET
+    return [*rounds, budget]
 
 
 def _evaluations_per_work(instance: Instance) -> int:

@@ -85,8 +85,8 @@ def solve_requested(
 def completed(
     found: SolveResult, problem: Problem, caps: Caps, options: SolveOptions
 ) -> SolveResult:
-    """Return ``found``, an answer of :func:`solve_requested` by the search alone, with what that
-    leaves out beside CP-SAT.
+    """Return ``found``, an answer of :func:`solve_requested` by the search alone, with the parts
+    that are left out there, but for CP-SAT.
     """
     if found.lacks_reasons:
         return with_reasons(found, problem, caps, options)

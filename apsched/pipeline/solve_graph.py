@@ -433,7 +433,7 @@ def _with_bitwise_price(result: Result, without: Problem, options: SolveOptions)
 
 
 def completed(result: Result, request: SolveRequest) -> Result:
-    """Return ``result`` with what a search alone leaves out, but for CP-SAT."""
+    """Return ``result`` with the parts that a search alone leaves out, but for CP-SAT."""
     from apsched.solver import completed as with_all
 
     answer = with_all(result.answer, result.problem, result.caps, request.options)

@@ -224,12 +224,12 @@ def report(world_size: int, folder: Path) -> dict[str, object]:
     cluster.write_text(TWO_NODES)
     if world_size == 2:
         return {
+            "compiled": compiled(),
             "other on one": other_on_one(),
             "failed on one": failed_on_one(),
             "behind a joint pass": behind_a_joint_pass(),
         }
     return {
-        "compiled": compiled(),
         "graphs": interpreted(world_size),
         "two nodes": on_two_nodes(cluster, inductor=False),
         "two nodes, inductor": on_two_nodes(cluster, inductor=True),
