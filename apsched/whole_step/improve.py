@@ -24,6 +24,8 @@ class _Solved(_Timed, Protocol):
     def bound_ticks(self) -> int: ...
     @property
     def may_improve(self) -> bool: ...
+    @property
+    def is_final(self) -> bool: ...
 
 
 _S = TypeVar("_S", bound=_Solved)
@@ -45,9 +47,9 @@ def ticks_of(solved: _Timed) -> float:
 def improved(
     solved: Mapping[Choice, _S], solve: Callable[[Choice], object], best_of: Callable[[], _S]
 ) -> _S:
-    """Return ``best_of`` the choices ``solved``, after those are solved with CP-SAT that it may
-    make the fastest, the fastest first: by their bounds, and by the most that it gains on the
-    search. ``solve`` changes ``solved``.
+    """Return ``best_of`` the choices ``solved``, with nothing left out of its answers, after those
+    are solved with CP-SAT that it may make the fastest, the fastest first: by their bounds, and by
+    the most that it gains on the search. ``solve`` changes ``solved``.
     """
     while True:
         least = min(map(ticks_of, solved.values()), default=NEVER)
@@ -59,6 +61,6 @@ def improved(
             and not (s.fits and s.step_ticks * (1 - _MOST_GAINED) > least)
         ]
         best = min(open_ones, key=ticks_of) if open_ones else best_of()
-        if not best.may_improve:
+        if best.is_final:
             return best
         solve(best.kept)

@@ -74,7 +74,7 @@ class SolvedChoice:
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing was left out: CP-SAT, or the reasons why nothing fits."""
+        """Whether nothing was left out of the answers, as a search alone does."""
         return all(result.answer.is_final for result in self.results)
 
     @property

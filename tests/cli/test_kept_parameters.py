@@ -186,3 +186,20 @@ def test_one_graph_is_never_slower_than_with_stated_choices(
     assert main(f"apply {source} {schedule} -o {tmp_path}/applied".split()) == 0
     assert "round trip exact" in capsys.readouterr().out
     assert main(f"audit {source} --schedule {schedule} --budget 0".split()) == 0
+
+
+def test_the_floor_is_that_of_any_order_though_trials_leave_it_out(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the graphs were large: CP-SAT then solves no choice again."""
+    monkeypatch.setattr("apsched.solver.reorder.min_memory._SMALL_LITERALS", -1)
+    source = ("llama3-debug", "--mesh", "fsdp=8", "--seq", "16", "--layers", "6", "--budget", "0")
+    words = ("solve", *source, "--memory-cap", "none", "--json", "-o", "out")
+    found, stated = (
+        [
+            graph["floor_memory_bytes"]
+            for graph in json.loads(run(*words, "--keep", keep).stdout)["graphs"]
+        ]
+        for keep in ("auto", "out/kept.txt")
+    )
+    assert found == stated

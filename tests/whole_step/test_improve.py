@@ -17,6 +17,11 @@ class Solved:
     bound_ticks: int
     fits: bool = True
     may_improve: bool = True
+    lacks_floor: bool = False
+
+    @property
+    def is_final(self) -> bool:
+        return not self.may_improve and not self.lacks_floor
 
     @property
     def kept(self) -> Choice:
@@ -45,3 +50,18 @@ def test_only_these_are_solved_again(other: Solved, is_solved: bool) -> None:
     found = improved(solved, solve, lambda: min(solved.values(), key=ticks_of))
     assert found == replace(best, may_improve=False)
     assert again == [best.kept, other.kept][: 1 + is_solved]
+
+
+def test_the_best_is_completed_though_cp_sat_gains_nothing_there() -> None:
+    best, other = (
+        Solved(name=name, step_ticks=ticks, bound_ticks=950, may_improve=False, lacks_floor=True)
+        for name, ticks in (("best", 1000), ("other", 1001))
+    )
+    solved = {one.kept: one for one in (best, other)}
+
+    def solve(kept: Choice) -> None:
+        solved[kept] = replace(solved[kept], lacks_floor=False)
+
+    found = improved(solved, solve, lambda: min(solved.values(), key=ticks_of))
+    assert found == replace(best, lacks_floor=False)
+    assert solved[other.kept] == other

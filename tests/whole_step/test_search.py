@@ -210,6 +210,10 @@ class Made:
     may_improve: bool = False
 
     @property
+    def is_final(self) -> bool:
+        return not self.may_improve
+
+    @property
     def kept_bytes(self) -> int:
         return self.peak_bytes
 

@@ -79,7 +79,7 @@ class SolvedAccumulation:
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing was left out of the answers: CP-SAT, or the reasons why nothing fits."""
+        """Whether nothing was left out of the answers, as a search alone does."""
         return self.is_too_large or all(r.answer.is_final for r in self.results)
 
     @property
