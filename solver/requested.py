@@ -5,7 +5,7 @@ the request nevertheless: bounds hold for every order of the compute that the ca
 infeasibility is reported only after those orders were searched, too.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from apsched.config import Caps, SolveOptions
@@ -36,6 +36,23 @@ _SHARE_OF_BOUND = 0.1
 """Share of the budget for the proof of a bound for all orders by the whole formulation."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bounds:
+    """Bounds for every order of the compute that the caps allow."""
+
+    step: TimeBound
+    peak_bytes: int
+
+    @classmethod
+    def of(cls, instance: Instance) -> "_Bounds":
+        """Return the bounds of ``instance``, which has the compute as captured."""
+        orders = Orders(instance)
+        return cls(
+            step=best_bound(instance, orders),
+            peak_bytes=memory_bound_of_any_order(orders, instance.caps.max_compute_move),
+        )
+
+
 def solve_requested(
     problem: Problem,
     caps: Caps | None = None,
@@ -64,22 +81,22 @@ def solve_requested(
     instance = Instance.of(problem, caps)
     if not instance.has_room(memory_bound(instance.arrays)):  # as captured nothing fits
         return solve(problem, caps, progress=progress, explained=explained)
-    bound = best_bound(instance, Orders(instance))
-    shown = _with_bound(progress, bound)
+    bounds = _Bounds.of(instance)
+    shown = _with_bound(progress, bounds.step)
     at = instance.within(searched)
     near = None if is_small(problem) else search_bound(at)
     found = solve(problem, searched, progress=shown, explained=False, bound=near)
     if found.best is not None:
         found = replace(found, lacks_floor=True)
         if not search_alone or caps.memory_cap_bytes is not None:
-            found = _with_floor_of_any_order(instance, found, options)
+            found = _with_floor_of_any_order(instance, options, found, bounds.peak_bytes)
     if found.best is None or _is_short(at, found.floor_memory_bytes):
-        moved = solve(problem, caps, progress=progress, explained=explained, bound=bound)
+        moved = solve(problem, caps, progress=progress, explained=explained, bound=bounds.step)
         if found.best is None or (
             moved.best is not None and moved.best.step_time_ticks < found.best.step_time_ticks
         ):
             return moved
-    return _claimed(instance, options, found, bound)
+    return _claimed(instance, options, found, bounds)
 
 
 def completed(
@@ -91,7 +108,9 @@ def completed(
     if found.lacks_reasons:
         return with_reasons(found, problem, caps, options)
     if found.lacks_floor:
-        return _with_floor_of_any_order(Instance.of(problem, caps), found, options)
+        instance = Instance.of(problem, caps)
+        bound = memory_bound_of_any_order(Orders(instance), caps.max_compute_move)
+        return _with_floor_of_any_order(instance, options, found, bound)
     return found
 
 
@@ -111,14 +130,14 @@ def _is_short(instance: Instance, floor_bytes: int) -> bool:
 
 
 def _with_floor_of_any_order(
-    instance: Instance, found: SolveResult, options: SolveOptions
+    instance: Instance, options: SolveOptions, found: SolveResult, bound_bytes: int
 ) -> SolveResult:
     """Return ``found``, around the compute as captured, with the least memory that is known around
-    any order.
+    any order; that is at least ``bound_bytes``.
     """
-    problem, caps, least = instance.problem, instance.caps, found.floor_memory_bytes
-    if least > memory_bound_of_any_order(Orders(instance), caps.max_compute_move):
-        least = min(least, least_memory(problem, caps, options)[0])
+    least = found.floor_memory_bytes
+    if least > bound_bytes:
+        least = min(least, least_memory(instance.problem, instance.caps, options)[0])
     return replace(found, floor_memory_bytes=least, lacks_floor=False)
 
 
@@ -145,23 +164,22 @@ def _with_chains(
     """
     alone = replace(problem, chains=())
     instance = Instance.of(problem, replace(caps, max_compute_move=None))
-    bound = best_bound(instance, Orders(instance))
-    shown = _with_bound(progress, bound)
+    bounds = _Bounds.of(instance)
+    shown = _with_bound(progress, bounds.step)
     in_a_row = solve_requested(alone, caps, options, progress=shown, start=start)
-    floor_bound = memory_bound_of_any_order(Orders(instance), None)
     found = in_a_row
-    if in_a_row.best is not None or instance.has_room(floor_bound):
-        found = interleaved(problem, caps, options, in_a_row, near_enough(bound, options))
+    if in_a_row.best is not None or instance.has_room(bounds.peak_bytes):
+        found = interleaved(problem, caps, options, in_a_row, near_enough(bounds.step, options))
     if found.best is None:
-        least = least_known(problem, caps, options, floor_bound)
+        least = least_known(problem, caps, options, bounds.peak_bytes)
         found = found if least is None else _of_least_memory(instance, options, found, least)
         if found.best is None:
-            return _with_less_memory(problem, caps, options, found, least, floor_bound)
+            return _with_less_memory(problem, caps, options, found, least, bounds.peak_bytes)
     given = scored_start(Instance.of(problem, caps), start)
     if given is not None and given.step_time_ticks < found.best.step_time_ticks:
         found = replace(found, best=given, solved_by=SolvedBy.START)
         found = within_slack(found, options, given.step_time_ticks)
-    return _claimed(instance, options, _with_known_floor(found), bound)
+    return _claimed(instance, options, _with_known_floor(found), bounds)
 
 
 def _with_known_floor(found: SolveResult) -> SolveResult:
@@ -213,14 +231,14 @@ def _with_less_memory(
 
 
 def _claimed(
-    instance: Instance, options: SolveOptions, found: SolveResult, bound: TimeBound
+    instance: Instance, options: SolveOptions, found: SolveResult, bounds: _Bounds
 ) -> SolveResult:
-    """Return ``found``, a schedule with the compute as captured, with bounds for all orders; their
-    step time is at least ``bound``.
+    """Return ``found``, a schedule with the compute as captured, with the ``bounds`` for all
+    orders, or a higher one.
     """
     assert found.best is not None
-    problem, orders, work = instance.problem, Orders(instance), 0.0
-    is_open = problem.contention is None and bound.ticks < found.fastest_ticks
+    bound, work = bounds.step, 0.0
+    is_open = instance.problem.contention is None and bound.ticks < found.fastest_ticks
     is_open &= not found.may_improve
     model = floated_model(instance) if is_open else None
     if model is not None:
@@ -229,8 +247,7 @@ def _claimed(
         work = exact.deterministic_work
         if bound.ticks < exact.bound <= found.fastest_ticks:
             bound = TimeBound(ticks=exact.bound, source=BoundSource.CP_SAT)
-    most = instance.caps.max_compute_move
-    floor = min(memory_bound_of_any_order(orders, most), found.floor_memory_bytes)
+    floor = min(bounds.peak_bytes, found.floor_memory_bytes)
     anywhere = replace(instance, arrays=without_places(instance.arrays))
     later = later_bounds(anywhere, found.best, found.time_limit_ticks, floor)
     result = SolveResult.found(
