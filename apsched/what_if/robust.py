@@ -140,4 +140,4 @@ def _with_best(
         search_ticks=answer.search_ticks,
         trade_offs=answer.trade_offs,
     )
-    return replace(found, may_improve=answer.may_improve)
+    return replace(found, may_improve=answer.may_improve, lacks_floor=answer.lacks_floor)

@@ -175,6 +175,9 @@ def test_never_worse_by_the_measure_nor_than_a_baseline(measure: str):
             round(sum(replayed) / 8),
         )
         assert made_robust(problem, caps, QUICK, believed, asked) == (answer, said)
+        of_a_trial = replace(believed, may_improve=True, lacks_floor=True)
+        robust, _ = made_robust(problem, caps, QUICK, of_a_trial, asked)
+        assert (robust.may_improve, robust.lacks_floor) == (True, True)
         changed += answer.best.schedule != believed.best.schedule
     assert changed, "no scenario ever made a difference"
 
