@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,9 +69,17 @@ while the other worker has no file left.
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let xdist hand out files in the order of collection, not those of few tests last."""
+    """Let xdist hand out files in the order of collection, not those of few tests last.
+
+    All processes of a run share a cache of Inductor that begins empty: no pass sees a graph whose
+    code an earlier run has left there.
+    """
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name
+        config.add_cleanup(folder.cleanup)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
