@@ -33,6 +33,8 @@ MODEL = "model "
 """Before the class of a model that was solved in Python, in place of the SOURCE of a command."""
 _SCHEMA = 1
 _FINEST = 10_000
+OTHER_SHAPE = (LookupError, TypeError, AttributeError, ArithmeticError)
+"""Errors of reading a result file whose content is not that of this version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +126,7 @@ def load_run(path: str | Path) -> SolvedRun:
             " else; solve again"
         )
     try:
-        options = dict(report.get("options", {}))
+        options = dict(report.get("options", {}).items())
         source = str(report["source"])
         keep, joint = report.get("keep"), report.get("keep_joint")
         tensors = (keep or joint or report.get("accumulate") or {}).get("tensors", {})
@@ -148,11 +150,19 @@ def load_run(path: str | Path) -> SolvedRun:
             joint=joint,
             apart=report.get("keep_apart"),
         )
-    except (KeyError, TypeError, AttributeError) as error:
-        missing = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise InputError(
-            f"{file}: expected the answers of this version of apsched, found {missing}; solve again"
-        ) from None
+    except OTHER_SHAPE as error:
+        raise other_answers(path, error) from None
+
+
+def other_answers(path: Path, error: Exception) -> InputError:
+    """Return the error for a result file in ``path`` that has other content than this version
+    writes, where ``error`` came of reading it.
+    """
+    missing = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return InputError(
+        f"{path / RESULT_FILE}: expected the answers of this version of apsched, found {missing};"
+        " solve again"
+    )
 
 
 def _load_graph(path: Path, entry: Mapping[str, Any]) -> SolvedGraph:

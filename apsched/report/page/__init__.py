@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from apsched.artifacts.solved_run import SolvedGraph, SolvedRun
+from apsched.artifacts.solved_run import OTHER_SHAPE, SolvedGraph, SolvedRun, other_answers
 from apsched.pipeline.sources import DEFAULT_MESH, DEFAULT_SEQ_LEN
 from apsched.report.page import kept, micro_batches, sections
 from apsched.report.page.apply import how_to_apply
@@ -145,7 +145,16 @@ def _title(graph: SolvedGraph) -> str:
 
 
 def _step_sections(run: SolvedRun) -> tuple[str, list[tuple[str, str]]]:
-    """Return the section on the whole step, if there is one, and its anchor with a title."""
+    """Return the section on the whole step, if there is one, and its anchor with a title;
+    ``InputError`` where the result file has other figures than this version writes.
+    """
+    try:
+        return _sections_of_step(run)
+    except (*OTHER_SHAPE, ValueError) as error:
+        raise other_answers(run.path, error) from None
+
+
+def _sections_of_step(run: SolvedRun) -> tuple[str, list[tuple[str, str]]]:
     if run.accumulate is not None:
         return micro_batches_section(run.accumulate), [(micro_batches.ANCHOR, "micro-batches")]
     if run.joint is not None:

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -144,3 +145,26 @@ def test_a_stated_choice_of_one_graph_has_no_other_to_compare(tmp_path: Path) ->
     page = report_page(load_run(tmp_path / "all")).decode()
     assert "gap to the bound over schedules with this choice" in page
     assert "<h3>Choices" not in page
+
+
+@pytest.mark.parametrize(
+    ("part", "content"),
+    [("options", "x"), ("keep", []), ("keep", {"a": 1}), ("kept_bytes", "x")],
+)
+def test_a_result_file_with_other_content_is_named(
+    directory: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    part: str,
+    content: object,
+) -> None:
+    copytree(directory, tmp_path / "run")
+    file = tmp_path / "run" / "result.json"
+    answers = json.loads(file.read_text())
+    (answers["keep"] if part == "kept_bytes" else answers)[part] = content
+    file.write_text(json.dumps(answers))
+    assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")]) == 2
+    error = capsys.readouterr().err
+    assert f"{file}: expected the answers of this version of apsched, found" in error
+    assert "solve again" in error
+    assert not (tmp_path / "page.html").exists()
