@@ -213,6 +213,7 @@ def _captured(model: nn.Module, inputs: Inputs, *, gathers_again: bool) -> Captu
                 " whose operators (as of attention) are captured, found it on meta; call tune_fsdp2"
                 " after model.to_empty(device=...), with inputs on that device"
             )
+    units_of(model)  # refuses a part of a model, whose parameters no unit in it gathers
     with torch.inference_mode(False), torch.enable_grad():
         capture = capture_fsdp2(model, inputs, gathers_again=gathers_again)
     if gathers_again and len(capture.graphs) == 1:

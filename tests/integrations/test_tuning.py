@@ -26,7 +26,7 @@ from apsched.integrations.eager.settings import (
 )
 from apsched.integrations.fsdp2_units import units_of
 from apsched.integrations.tune_fsdp2 import Fsdp2Tuning
-from tests.helpers.graphs.small_models import Residual
+from tests.helpers.graphs.small_models import WIDTH, Blocks, Residual
 from tests.helpers.processes import WORKERS, Job, run_jobs
 
 
@@ -213,6 +213,17 @@ def test_parameters_on_the_host_are_refused():
         model._get_fsdp_state()._device = torch.device("meta")
         with pytest.raises(apsched.InputError, match=r"\.weight: .* on the host .* call"):
             apsched.tune_fsdp2(model, tokens, budget=0.0, memory_cap="none")
+
+
+def test_a_part_of_a_model_is_refused():
+    """As the model that an adapter wraps: the unit around it gathers a part of its parameters."""
+    with world(2):
+        model = nn.Sequential(Blocks())
+        for layer in model[0].layers:
+            fully_shard(layer)
+        fully_shard(model)
+        with pytest.raises(apsched.InputError, match=r"2 modules in the model alone .*, too, as"):
+            apsched.tune_fsdp2(model[0], torch.zeros(1, WIDTH))
 
 
 def test_what_cannot_be_tuned_is_refused():
