@@ -69,7 +69,7 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
         raise InputError(
             "expected a model on which fully_shard was called, found it called on"
             f" {len(owner)} modules in the model alone ({some(list(owner))}); call it on the"
-            " model, too, as the last"
+            " model, too, as the last, or hand in the model on which it was called so"
         )
     if not owner:
         raise InputError(
