@@ -105,7 +105,10 @@ def climbed(task: Task, like: Scored | None = None) -> "Climb":
     climbs = (1 + len(tighter)) * (1 + len(caps_below) + is_loose)
     rounds = [max(1, int(b * _evaluations_per_work(at.instance))) for b in _rounds(options.budget)]
     task.report.use.planned = sum(rounds) * climbs
-    for search.evaluations in rounds:
+    for evaluations in rounds:
+        if search.is_done(cap):
+            break
+        search.evaluations = evaluations
         below: Climb | None = None
         for max_prefetch in tighter:
             below = search.under_prefetch(max_prefetch, below)
@@ -159,6 +162,8 @@ class Climb:
     """Step time at which a search for buckets around the compute as captured stops."""
     moved: Front = field(default_factory=Front)
     """Schedules found around other orders of the compute."""
+    at_an_end: Found | None = None
+    """The schedule from which the last search around a known order found no faster one."""
 
     def under_prefetch(self, max_prefetch: int, below: "Climb | None") -> "Climb":
         """Return this search under a tighter cap on prefetch, which begins with the schedules that
@@ -167,7 +172,7 @@ class Climb:
         instance = self.base.instance
         caps = replace(instance.caps, max_prefetch=max_prefetch)
         base = replace(self.base, instance=instance.within(caps), front=Front())
-        tighter = replace(self, base=base, moved=Front())
+        tighter = replace(self, base=base, moved=Front(), at_an_end=None)
         if below is not None:
             tighter.take(below)
         return tighter
@@ -254,11 +259,12 @@ class Climb:
         if self.mover is not None:
             self._with_shorter_tail(self.mover, caps)
 
-    def _with_buckets(self, caps: Caps) -> None:
+    def _with_buckets(self, caps: Caps, begun: Search | None = None) -> None:
         """Search from its own starts, then from known schedules, too: around the compute as
         captured, or where its memory is short, around an order with a lower peak, or around both.
+        ``begun`` is a shorter search around the first of them.
         """
-        for search in self._around_low_peaks(caps):
+        for search in self._around_low_peaks(caps, begun):
             self._with_buckets_around(search)
 
     def _with_buckets_around(self, search: Search) -> None:
@@ -276,12 +282,13 @@ class Climb:
         found = [found for found in search.front if found.instance.arrays is search.instance.arrays]
         return found[::-1][:_TRIED_AGAIN]
 
-    def _around_low_peaks(self, caps: Caps) -> list[Search]:
+    def _around_low_peaks(self, caps: Caps, begun: Search | None) -> list[Search]:
         """Return the searches for buckets under a memory cap: with less than a layer of gathered
         weights above the floor as captured, both that order and the one with the lowest peak.
         """
         floor, at = self.task.fitting.floor, self.base.instance.within(caps)
-        searches = [self._around_captured(caps, self.evaluations)]
+        first = self._around_captured(caps, self.evaluations)
+        searches = [first if begun is None else begun.again(self.evaluations)]
         if self.mover is None or not floor.lowered:
             return searches
         if at.has_room(floor.as_captured_bytes) and is_tight(at, floor.as_captured_bytes):
@@ -335,6 +342,7 @@ class Climb:
 
     def _with_orders(self, caps: Caps) -> None:
         """Search around the compute as captured, and around better orders of it."""
+        known = self.moved.fastest(caps.memory_cap_bytes)
         search = self._around_captured(caps, self.evaluations // _SHARE_AS_CAPTURED)
         search.portfolio()
         if search.best is None:
@@ -343,12 +351,24 @@ class Climb:
         moved_ticks = self._with_compute_moved(search)
         if moved_ticks > max(search.step_time_ticks * _WORTH_MOVING, self.enough_ticks):
             # buckets around the compute as captured may be worth as much
-            self._with_buckets(caps)
+            self._with_buckets(caps, begun=search)
             captured = self.base.front.fastest(caps.memory_cap_bytes)
             if captured is not None:
                 search = self.around(captured, caps, self.evaluations)
                 search.consider(captured.candidate)
                 self._with_compute_moved(search)
+        self._around_known_order(caps, known)
+
+    def _around_known_order(self, caps: Caps, known: Found | None) -> None:
+        """Search around ``known``, the fastest with another order of the compute under tighter
+        caps, unless that found nothing under the cap before.
+        """
+        if known is None or known is self.at_an_end:
+            return
+        search = self.around(known, caps, self.evaluations // 2)
+        search.consider(known.candidate)
+        search.improve(self.enough_ticks)
+        self.at_an_end = known if self.moved.fastest(caps.memory_cap_bytes) is known else None
 
     def _with_compute_moved(self, search: Search) -> int:
         """Search around better orders of the compute than that of ``search``, for its buckets;

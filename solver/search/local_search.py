@@ -47,6 +47,9 @@ _SHARE_OF_POLICIES = 0.01
 _SHARE_OF_FORMS = 0.15
 """Share of random moves that change the form of a bucket, where that has a price."""
 
+_Trial = tuple[bytes, Policy, int | None]
+"""Labels, a policy, and the memory that steers it."""
+
 
 @dataclass(slots=True)
 class Search:
@@ -64,11 +67,14 @@ class Search:
     best: Candidate | None = None
     front: Front = field(default_factory=Front)
     """The front of schedules within the caps, shared with other searches."""
+    known_starts: dict[_Trial, Candidate | None] = field(default_factory=dict)
+    """Partitions to start from that a shorter search for the same has evaluated."""
     _judge: Decoder = field(init=False)
     _neighbourhood: Neighbourhood = field(init=False)
     _is_spread: bool = False
     """Whether a descent from other starts has run."""
-    _tried: set[tuple[bytes, Policy, int | None]] = field(init=False, default_factory=set)
+    _starts_evaluated: dict[_Trial, Candidate | None] = field(init=False, default_factory=dict)
+    _tried: set[_Trial] = field(init=False, default_factory=set)
     _tried_moves: TriedMoves = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,6 +101,7 @@ class Search:
             instance=instance.within(self.instance.caps),
             max_evaluations=max_evaluations,
             best=None,
+            known_starts={},
         )
 
     def within(self, caps: Caps, max_evaluations: int) -> "Search":
@@ -104,6 +111,17 @@ class Search:
             instance=self.instance.within(caps),
             max_evaluations=max_evaluations,
             best=None,
+            known_starts={},
+            _is_spread=False,
+        )
+
+    def again(self, max_evaluations: int) -> "Search":
+        """Return a new search for the same, which knows the partitions to start from."""
+        return replace(
+            self,
+            max_evaluations=max_evaluations,
+            best=None,
+            known_starts=self._starts_evaluated,
             _is_spread=False,
         )
 
@@ -133,6 +151,17 @@ class Search:
                 return None
             cap -= figures.peak_memory_bytes - self.instance.caps.memory_cap_bytes
         return None
+
+    def _evaluate_start(
+        self, labels: Ints, policy: Policy, steer_bytes: int | None
+    ) -> Candidate | None:
+        """As ``evaluate``, unless a shorter search has evaluated it."""
+        trial = (labels.tobytes(), policy, steer_bytes)
+        if trial in self.known_starts:
+            return self.known_starts[trial]
+        candidate = self.evaluate(labels, policy, steer_bytes)
+        self._starts_evaluated[trial] = candidate
+        return candidate
 
     def keeps_caps(self, figures: Figures) -> bool:
         """Whether the caps that a position can break are kept (those on buckets hold by
@@ -165,7 +194,7 @@ class Search:
         tried: list[tuple[tuple[int, int, int], int]] = []
         for i, labels in enumerate(partitions):
             for policy in in_forms(self.instance.arrays, FIRST_POLICIES):
-                candidate = self.evaluate(labels, policy, None)
+                candidate = self._evaluate_start(labels, policy, None)
                 self.consider(candidate)
                 if candidate is not None:
                     tried.append((candidate.value, i))
@@ -178,7 +207,7 @@ class Search:
         for i in promising:
             for policy in in_forms(self.instance.arrays, policies(self.instance.arrays)):
                 for steer in steers:  # a looser cap must not lose what a tight one finds
-                    self.consider(self.evaluate(partitions[i], policy, steer))
+                    self.consider(self._evaluate_start(partitions[i], policy, steer))
         if self.best is None:
             return
         for _ in range(2):
@@ -187,9 +216,10 @@ class Search:
                     # labels name members, and buckets keep to one key
                     mixed = np.where(self.instance.arrays.key == key, labels, self.best.labels)
                     if not np.array_equal(mixed, self.best.labels):
-                        self.consider(self.evaluate(mixed, self.best.policy, self.best.steer_bytes))
+                        layout = self.best.layout
+                        self.consider(self._evaluate_start(mixed, *layout))
             for policy in like(self.best.policy, policies(self.instance.arrays)):
-                self.consider(self.evaluate(self.best.labels, policy, None))
+                self.consider(self._evaluate_start(self.best.labels, policy, None))
         self.report("portfolio", self.best.figures.step_time_ticks)
 
     def try_buckets(self, buckets: Sequence[Bucket]) -> None:
@@ -257,7 +287,7 @@ class Search:
         starts = [first]
         for labels in open_bucket_partitions(self.pricer, caps):
             tried = [
-                self.evaluate(labels, policy, first.steer_bytes)
+                self._evaluate_start(labels, policy, first.steer_bytes)
                 for policy in dict.fromkeys((first.policy, *in_forms(arrays, FIRST_POLICIES)))
                 if not self._done(stop_at_ticks)
             ]

@@ -18,7 +18,7 @@ from apsched.schedule.verify import verify
 from apsched.solver import solve
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.bounds.best import fixed_order_bound
-from apsched.solver.large import _rounds
+from apsched.solver.large import Climb, _rounds
 from tests.helpers.problems.layered import Layer, layered
 from tests.helpers.problems.strategies import (
     layered_problem,
@@ -172,3 +172,41 @@ def test_budgets_grow_from_the_default_to_the_stated_one() -> None:
         [20.0, 80.0, 160.0],
         [20.0, 80.0, 320.0, 1000.0],
     ]
+
+
+@pytest.mark.usefixtures("by_search")
+def test_a_larger_budget_does_not_search_again_near_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched: list[int | None] = []
+    under = Climb.under
+
+    def counted(climb: Climb, cap_bytes: int | None) -> None:
+        searched.append(cap_bytes)
+        under(climb, cap_bytes)
+
+    monkeypatch.setattr(Climb, "under", counted)
+    problem = layered([Layer(ticks=(20_000, 30_000))] * 3)
+    counts = []
+    for budget in (20, 80):
+        searched.clear()
+        solve(problem, Caps(), SolveOptions(budget=budget))
+        counts.append(len(searched))
+    assert counts[0] == counts[1] > 0
+
+
+def test_the_search_goes_on_around_the_best_order_of_tighter_caps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Buckets around a known order of the compute are searched under the next memory cap, too."""
+    problems = [
+        layered([Layer(ticks=ticks, on_path=True)] * 12, backward=True, ticks=(latency, 1))
+        for ticks in ((40, 60), (20, 90), (200, 300))
+        for latency in (30, 70, 100)
+    ]
+    caps, options = Caps(max_compute_move=None), SolveOptions(budget=1, time_slack=0.0)
+    found = [solve(problem, caps, options).fastest_ticks for problem in problems]
+    monkeypatch.setattr(Climb, "_around_known_order", lambda *_: None)
+    without = [solve(problem, caps, options).fastest_ticks for problem in problems]
+    assert all(ticks <= other for ticks, other in zip(found, without, strict=True))
+    assert sum(ticks < 0.99 * other for ticks, other in zip(found, without, strict=True)) >= 2

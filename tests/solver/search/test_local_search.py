@@ -52,6 +52,21 @@ def test_the_number_of_evaluations_does_not_grow_with_the_problem() -> None:
         assert search.evaluations <= 1_500 + 50  # a move may need a few to keep the memory cap
 
 
+def test_a_search_that_begins_again_evaluates_no_start_twice() -> None:
+    short = searched(6, 1_500)
+    longer = short.again(6_000)
+    longer.portfolio()
+    assert longer.evaluations == 0
+    assert longer.best is not None
+    assert longer.best.value == short.best.value
+    for other in (
+        short.within(Caps(memory_cap_bytes=2**40), 100),
+        short.around(short.instance, 100),
+    ):
+        other.portfolio()
+        assert other.evaluations > 0
+
+
 def test_several_starts_lead_to_better_ends_than_one() -> None:
     """At the same number of evaluations, summed over problems."""
     one = several = 0
