@@ -108,7 +108,7 @@ def climbed(task: Task, like: Scored | None = None) -> "Climb":
     for evaluations in rounds:
         if search.is_done(cap):
             break
-        search.evaluations = evaluations
+        search.evaluations, search.at_an_end = evaluations, None
         below: Climb | None = None
         for max_prefetch in tighter:
             below = search.under_prefetch(max_prefetch, below)

@@ -2,7 +2,6 @@
 the best schedule that moves no compute, and the FX graph in its order, with the round trip.
 """
 
-import logging
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     import torch
 
     from apsched.writeback.round_trip import RoundTrip
-
-logger = logging.getLogger(__name__)
 
 AS_CAPTURED = "compute as captured"
 
