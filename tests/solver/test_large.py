@@ -200,13 +200,11 @@ def test_the_search_goes_on_around_the_best_order_of_tighter_caps(
 ) -> None:
     """Buckets around a known order of the compute are searched under the next memory cap, too."""
     problems = [
-        layered([Layer(ticks=ticks, on_path=True)] * 12, backward=True, ticks=(latency, 1))
-        for ticks in ((40, 60), (20, 90), (200, 300))
-        for latency in (30, 70, 100)
+        layered([Layer(ticks=ticks, on_path=True)] * 12, backward=True, ticks=(100, 1))
+        for ticks in ((40, 60), (20, 90))
     ]
     caps, options = Caps(max_compute_move=None), SolveOptions(budget=1, time_slack=0.0)
     found = [solve(problem, caps, options).fastest_ticks for problem in problems]
     monkeypatch.setattr(Climb, "_around_known_order", lambda *_: None)
     without = [solve(problem, caps, options).fastest_ticks for problem in problems]
-    assert all(ticks <= other for ticks, other in zip(found, without, strict=True))
-    assert sum(ticks < 0.99 * other for ticks, other in zip(found, without, strict=True)) >= 2
+    assert all(ticks < 0.99 * other for ticks, other in zip(found, without, strict=True))
