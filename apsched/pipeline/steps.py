@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from apsched.writeback.round_trip import RoundTrip
 
-AS_CAPTURED = "compute as captured"
+COMPUTE_AS_CAPTURED = "compute as captured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +86,12 @@ def with_compute_as_captured(
         caps=replace(result.caps, max_compute_move=0),
     )
     if other.best is None:
-        note = f"{graph.problem.name}: no schedule with {AS_CAPTURED} keeps the caps"
+        note = f"{graph.problem.name}: no schedule with {COMPUTE_AS_CAPTURED} keeps the caps"
         return replace(result, notes=(*result.notes, note))
     figures = {field.name: getattr(other.best, field.name) for field in fields(Score)}
-    return replace(result, others=(*result.others, Score(**figures | {"name": AS_CAPTURED})))
+    return replace(
+        result, others=(*result.others, Score(**figures | {"name": COMPUTE_AS_CAPTURED}))
+    )
 
 
 def rewrite(graph: LoadedGraph, scored: Scored, progress: Progress) -> Rewritten:

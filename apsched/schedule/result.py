@@ -10,11 +10,11 @@ from typing import Self, TypeVar
 from apsched.schedule.schedule import Schedule
 
 AS_CAPTURED = "as_captured"
+"""Name of the baseline that is the order of the graph itself."""
 IN_A_ROW, ALTERNATING = "in_a_row", "alternating"
 """Baselines of a graph of several micro-batches: one behind the other, and by turns, a stretch
 between two collectives on the path each, with compute that may move from there.
 """
-"""Name of the baseline that is the order of the graph itself."""
 
 
 class Status(StrEnum):

@@ -1,5 +1,9 @@
-"""The bounds on step time, and the best of them. To add a bound, add it to one of the two
-tuples.
+"""The bounds on step time, and the best of them.
+
+A new bound goes to ``FIXED_ORDER`` if it is about the compute in its order and never rises where a
+memory cap is looser, to ``fixed_order_bound`` if it may rise, and to ``ANY_ORDER`` if it is about
+every order. Those under contention are in :mod:`apsched.solver.bounds.contention`, those of a whole
+step in :mod:`apsched.solver.bounds.whole_step`.
 """
 
 from collections.abc import Callable, Iterator

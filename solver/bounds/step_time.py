@@ -1,5 +1,5 @@
 """Lower bounds on step time and on peak memory that no schedule can beat, in milliseconds of work;
-proofs in ``docs/formulation.md``.
+proofs in ``docs/formulation.md``. :mod:`apsched.solver.bounds.best` takes the best of all bounds.
 
 Every bound allows any partition into buckets and any position of every unit; compute keeps its
 order. In ticks:
