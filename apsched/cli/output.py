@@ -27,7 +27,7 @@ def write_one(
     ``more`` is for ``--json``.
     """
     from apsched.atomic_files import write_atomic
-    from apsched.report.table import console, print_json
+    from apsched.report.console import console, print_json
 
     target = Path(args.out or Path(args.run_directory) / name)
     write_atomic(target, content)
@@ -56,9 +56,9 @@ def refuse_infeasible(
     from dataclasses import asdict
 
     from apsched.report.answer.account import memory_hint
+    from apsched.report.console import print_json
     from apsched.report.explanation import explain_infeasible
     from apsched.report.summary import report_json
-    from apsched.report.table import print_json
 
     without = [result for result in results if result.best is None]
     if not without:

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from apsched.artifacts.output_dir import check_writable
 from apsched.errors import InputError
 from apsched.quantities import show_bytes
-from apsched.report.table import console, plain_table, print_json
+from apsched.report.console import console, plain_table, print_json
 from apsched.study.report.exports import flat, write_table
 from apsched.study.report.merge import Compared, compared, merge
 from apsched.study.rows import FILE, Point

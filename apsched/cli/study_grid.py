@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from apsched.artifacts.output_dir import check_writable
-from apsched.cli.options import (
+from apsched.cli.requests import (
     cost_choice,
     direction,
     micro_batches_in_a_row,
@@ -26,7 +26,7 @@ from apsched.errors import InfeasibleError, InputError
 from apsched.pipeline.sources import check_not_source
 from apsched.progress import Progress
 from apsched.quantities import parse_count, parse_share
-from apsched.report.table import console, print_json
+from apsched.report.console import console, print_json
 from apsched.study.axes import SPEEDS, SWITCHES, Axis, MemoryAxis, label_of, parse_vary
 from apsched.study.engine import Engine, LocalEngine
 from apsched.study.prepare import Prepared, prepare

@@ -10,7 +10,7 @@ from apsched.calibrate.profile.predict import Prediction
 from apsched.calibrate.profile.profile import Profile
 from apsched.costs.measured import MeasuredCosts
 from apsched.quantities import show_us
-from apsched.report.table import console, plain_table, print_json
+from apsched.report.console import console, plain_table, print_json
 
 if TYPE_CHECKING:
     from apsched.calibrate.measure import Measured

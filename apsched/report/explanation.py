@@ -14,7 +14,7 @@ from apsched.pipeline.result import Result
 from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.answer.account import account_in_words
 from apsched.report.binding import memory_text, shares, where_text
-from apsched.report.table import plain_table
+from apsched.report.console import plain_table
 from apsched.schedule.result import WITHOUT_PLAN, Infeasibility, Relaxation
 from apsched.units import ticks_to_us
 from apsched.what_if.one_more import Relaxed

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from rich.table import Table
 
-from apsched.report.table import plain_table
+from apsched.report.console import plain_table
 from apsched.units import ticks_to_us
 from apsched.what_if.robustness import Robustness
 

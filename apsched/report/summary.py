@@ -1,4 +1,4 @@
-"""The output for people and programs: one table, or one JSON object."""
+"""The answers of solved graphs: the table with its columns and the lines below it, or JSON."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -16,8 +16,8 @@ from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.answer.account import account_table
 from apsched.report.assumed_sizes import assumed_text
 from apsched.report.binding import binds_line, path_json
+from apsched.report.console import console, hanging, plain_table, result_json
 from apsched.report.robustness import robustness_json, robustness_line, robustness_table
-from apsched.report.table import console, hanging, plain_table, result_json
 from apsched.schedule.analysis.metrics import without_buckets_ticks
 from apsched.schedule.analysis.moved_compute import furthest_move, moved_compute
 from apsched.schedule.result import IN_A_ROW, Infeasibility, Score, TradeOff

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from apsched.cli.main import main
-from apsched.cli.options import direction, kept_parameters
 from apsched.cli.parser import build_parser
+from apsched.cli.requests import direction, kept_parameters
 from apsched.errors import InputError
 from apsched.whole_step.keep_request import AUTO, DEFAULT, KeepRequest
 from tests.conftest import Run

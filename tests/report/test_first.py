@@ -17,8 +17,8 @@ from apsched.quantities import show_bytes
 from apsched.report.answer.account import account_table, memory_hint
 from apsched.report.answer.first import best_baseline, first_lines
 from apsched.report.answer.whole_step import choice_of_less_memory
+from apsched.report.console import console
 from apsched.report.summary import print_table
-from apsched.report.table import console
 from apsched.schedule.result import AS_CAPTURED, TradeOff
 from apsched.solver import solve
 from apsched.whole_step.choices import Choice

@@ -6,8 +6,8 @@ from dataclasses import MISSING, fields
 import pytest
 
 from apsched.artifacts.stated_options import backend_arguments
-from apsched.cli.options import direction, source_request
 from apsched.cli.parser import build_parser
+from apsched.cli.requests import direction, source_request
 from apsched.compiler.settings import Settings
 from apsched.config import Caps, SolveOptions, Unit
 from apsched.errors import InputError

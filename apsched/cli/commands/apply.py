@@ -12,7 +12,7 @@ from apsched.cli.arguments import (
     add_source,
     add_verb,
 )
-from apsched.cli.options import check_out_dir, cost_choice, direction, out_dir, source_request
+from apsched.cli.requests import check_out_dir, cost_choice, direction, out_dir, source_request
 from apsched.errors import InputError
 
 
@@ -54,8 +54,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.artifacts.solved_files import apply_one, graph_of
     from apsched.pipeline.load import loaded
     from apsched.progress import Progress
+    from apsched.report.console import console, print_json
     from apsched.report.summary import print_files
-    from apsched.report.table import console, print_json
     from apsched.whole_step.keep_request import (
         AUTO,
         keep_request,

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from apsched.cli.arguments import add_groups, add_json, add_option, add_source, add_verb
-from apsched.cli.options import cost_choice, direction, solve_request, source_request
+from apsched.cli.requests import cost_choice, direction, solve_request, source_request
 
 
 def add_parser(verbs: Any) -> None:
@@ -54,8 +54,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         file_of,
         with_groups_of,
     )
+    from apsched.report.console import console, print_json
     from apsched.report.summary import graph_json, print_notes, print_table
-    from apsched.report.table import console, print_json
     from apsched.what_if.chunked import line, what_if_chunked
     from apsched.whole_step.keep_request import of_direction, of_one_micro_batch
     from apsched.whole_step.solve import graphs_with

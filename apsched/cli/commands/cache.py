@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from dataclasses import asdict
 
     from apsched.compiler.ranks.cache import Cache, default_directory
-    from apsched.report.table import console, plain_table, print_json
+    from apsched.report.console import console, plain_table, print_json
 
     cache = Cache(
         directory=Path(args.cache).expanduser() if args.cache is not None else default_directory()

@@ -15,7 +15,7 @@ from apsched.cli.arguments import (
     add_out,
     add_verb,
 )
-from apsched.cli.options import direction, source_request
+from apsched.cli.requests import direction, source_request
 from apsched.errors import ApschedError, InputError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from apsched.cli.arguments import add_groups, add_json, add_out, add_source, add_verb
-from apsched.cli.options import cost_choice, direction, source_request
+from apsched.cli.requests import cost_choice, direction, source_request
 from apsched.errors import InputError
 from apsched.quantities import show_bytes
 
@@ -41,8 +41,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.pipeline.load import loaded_at
     from apsched.pipeline.sources import member_path
     from apsched.progress import Progress
+    from apsched.report.console import print_json
     from apsched.report.summary import print_notes
-    from apsched.report.table import print_json
 
     path = _graph_path(args.out)
     request, costs = source_request(args), cost_choice(args)

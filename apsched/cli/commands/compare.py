@@ -5,14 +5,14 @@ from functools import partial
 from typing import Any, TextIO
 
 from apsched.cli.arguments import add_groups, add_inductor, add_json, add_source, add_verb
-from apsched.cli.options import (
+from apsched.cli.output import refuse_infeasible
+from apsched.cli.requests import (
     cost_choice,
     direction,
     request_with_buckets,
     solve_request,
     source_request,
 )
-from apsched.cli.output import refuse_infeasible
 
 
 def add_parser(verbs: Any) -> None:
@@ -37,8 +37,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.pipeline.steps import with_compute_as_captured, with_torch_schedulers
     from apsched.pipeline.what_fits import what_fits
     from apsched.progress import Progress
+    from apsched.report.console import console, print_json
     from apsched.report.summary import print_notes, print_table, report_json, summary_lines
-    from apsched.report.table import console, print_json
     from apsched.whole_step.faster_reduction import with_faster_reduction
 
     where = source_request(args), cost_choice(args), direction(args)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from apsched.cli.arguments import add_groups, add_json, add_source, add_verb
-from apsched.cli.options import (
+from apsched.cli.output import refuse_infeasible
+from apsched.cli.requests import (
     cost_choice,
     direction,
     kept_parameters,
@@ -15,7 +16,6 @@ from apsched.cli.options import (
     solve_request,
     source_request,
 )
-from apsched.cli.output import refuse_infeasible
 
 if TYPE_CHECKING:
     from apsched.pipeline.cost_choice import CostChoice
@@ -56,9 +56,9 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import under_plan
     from apsched.progress import Progress
+    from apsched.report.console import print_json
     from apsched.report.explanation import binding_json
     from apsched.report.summary import graph_json
-    from apsched.report.table import print_json
     from apsched.whole_step.faster_reduction import with_faster_reduction
     from apsched.whole_step.solve import solve_graphs
 
@@ -144,9 +144,9 @@ def _print(
     stdout: TextIO,
 ) -> None:
     """Print the explanations, behind those of the step, and the notes."""
+    from apsched.report.console import console
     from apsched.report.explanation import print_binding, print_infeasible
     from apsched.report.summary import print_notes
-    from apsched.report.table import console
 
     out = console(stdout)
     for line in step_lines:

@@ -29,7 +29,7 @@ def add_parser(verbs: Any) -> None:
 def run_models(args: argparse.Namespace, stdout: TextIO) -> None:
     """List the presets with their sizes."""
     from apsched.models.presets import PRESETS
-    from apsched.report.table import console, plain_table, print_json
+    from apsched.report.console import console, plain_table, print_json
 
     if args.json:
         print_json(stdout, models={name: asdict(config) for name, config in PRESETS.items()})
@@ -51,7 +51,7 @@ def run_clusters(args: argparse.Namespace, stdout: TextIO) -> None:
         cluster_text,
         load_cluster,
     )
-    from apsched.report.table import console, plain_table, print_json
+    from apsched.report.console import console, plain_table, print_json
 
     if args.name is not None and not args.json:
         print(cluster_text(args.name), file=stdout, end="")

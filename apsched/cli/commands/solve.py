@@ -13,7 +13,8 @@ from apsched.cli.arguments import (
     add_source,
     add_verb,
 )
-from apsched.cli.options import (
+from apsched.cli.output import refuse_infeasible
+from apsched.cli.requests import (
     check_out_dir,
     cost_choice,
     direction,
@@ -24,7 +25,6 @@ from apsched.cli.options import (
     solve_request,
     source_request,
 )
-from apsched.cli.output import refuse_infeasible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,8 +94,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import under_plan
     from apsched.progress import Progress
+    from apsched.report.console import print_json
     from apsched.report.summary import print_solved, report_json
-    from apsched.report.table import print_json
     from apsched.whole_step.choices import NONE
     from apsched.whole_step.faster_reduction import with_faster_reduction
     from apsched.whole_step.keep_request import AUTO

@@ -13,7 +13,7 @@ from apsched.pipeline.device_memory import MemoryAccount
 from apsched.pipeline.result import Result
 from apsched.pipeline.what_fits import Trial, default_is_too_small
 from apsched.quantities import show_bytes
-from apsched.report.table import plain_table
+from apsched.report.console import plain_table
 
 
 def account_table(results: Sequence[Result]) -> Table | None:

@@ -9,7 +9,7 @@ from apsched.pipeline.rate import StepRate
 from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.answer.first import whole_step_lines
 from apsched.report.answer.kept_words import kept_count, kept_in_words, no_choice, summed_count
-from apsched.report.table import console, plain_table
+from apsched.report.console import console, plain_table
 from apsched.units import ticks_to_us
 from apsched.whole_step.accumulation.search import AccumulationAnswer
 from apsched.whole_step.accumulation.step import SolvedAccumulation

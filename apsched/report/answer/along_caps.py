@@ -8,7 +8,7 @@ from apsched.report.answer.accumulation import accumulation_cells, accumulation_
 from apsched.report.answer.joint_graph import choice_figures
 from apsched.report.answer.kept_words import kept_count, told_apart
 from apsched.report.answer.whole_step import kept_figures
-from apsched.report.table import console, plain_table
+from apsched.report.console import console, plain_table
 from apsched.units import ticks_to_us
 from apsched.whole_step.accumulation.search import AccumulationAnswer
 from apsched.whole_step.joint_graph.step import JointAnswer

@@ -5,7 +5,7 @@ from typing import Any, TextIO
 from apsched.quantities import show_bytes, show_gap, show_us
 from apsched.report.answer.first import LESS_MEMORY, SLOWER
 from apsched.report.answer.kept_words import kept_count, no_choice
-from apsched.report.table import console, plain_table
+from apsched.report.console import console, plain_table
 from apsched.units import ticks_to_us
 from apsched.whole_step.choices import kept_in_node, kept_whole
 from apsched.whole_step.joint_graph.step import JointChoice

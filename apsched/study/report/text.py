@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from apsched.quantities import show_bytes, show_us
-from apsched.report.table import console, print_fitting
+from apsched.report.console import console, print_fitting
 from apsched.schedule.result import AS_CAPTURED
 from apsched.study.report.across import Line, along_text, alongs
 from apsched.study.report.binding import bindings, binds_text, bucketing_text, needs_text

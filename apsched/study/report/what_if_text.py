@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from apsched.quantities import show_bytes, show_us
-from apsched.report.table import console, plain_table
+from apsched.report.console import console, plain_table
 from apsched.study.report.binding import binding, needs_text
 from apsched.study.report.what_if import Answer
 from apsched.study.rows import Point

@@ -11,7 +11,7 @@ from torch import nn
 
 from apsched.capture.captured import Capture
 from apsched.capture.fake_world import world
-from apsched.cli.options import with_buckets
+from apsched.cli.requests import with_buckets
 from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from apsched.report.table import console, hanging
+from apsched.report.console import console, hanging
 
 
 class _Terminal(io.StringIO):

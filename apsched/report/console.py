@@ -1,4 +1,4 @@
-"""The two forms of output: a table for people, and one JSON object for programs."""
+"""The console on which tables and lines are printed, and the JSON object for programs."""
 
 import json
 import textwrap
