@@ -287,8 +287,8 @@ class Climb:
         weights above the floor as captured, both that order and the one with the lowest peak.
         """
         floor, at = self.task.fitting.floor, self.base.instance.within(caps)
-        first = self._around_captured(caps, self.evaluations)
-        searches = [first if begun is None else begun.again(self.evaluations)]
+        n = self.evaluations
+        searches = [self._around_captured(caps, n) if begun is None else begun.again(n)]
         if self.mover is None or not floor.lowered:
             return searches
         if at.has_room(floor.as_captured_bytes) and is_tight(at, floor.as_captured_bytes):
